@@ -1,0 +1,1 @@
+"""What is measured: launchers, profiles, the embedded simulator, the tiny real model, the proxy."""
