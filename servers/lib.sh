@@ -1,0 +1,468 @@
+# shellcheck shell=bash
+# What the launchers share: find a profile and its arms, start an arm in a session of its own, tell how it
+# is doing, stop it. Sourced, never run. Words as everywhere: a profile is a folder, an arm one env file in it.
+#
+# State lives in results/servers/<profile>/: <arm>.pid ("pid start-time token config-checksum"), <arm>.log
+# (the log of the start before it is <arm>.log.previous) and <arm>.ready (it answered /health once).
+# Written for bash 3.2 and later, with no other tools than the POSIX ones and Python.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+STATE_ROOT=${FACEOFF_STATE:-$ROOT/results/servers}
+if [ -x "$ROOT/.venv/bin/python" ]; then
+    FACEOFF_PYTHON=${FACEOFF_PYTHON:-$ROOT/.venv/bin/python}
+else
+    FACEOFF_PYTHON=${FACEOFF_PYTHON:-python3}
+fi
+export FACEOFF_PYTHON
+export FACEOFF_ROOT="$ROOT"
+
+STARTED=""     # arms that this process started, space separated
+EXIT_SIGNAL="" # 130 or 143 once a signal arrived
+SIGNALS=0      # how many signals arrived
+CHILD=""       # the command that run_command is waiting for
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() { # message: one clear line, exit 1
+    say "error: $*"
+    exit 1
+}
+
+usage_error() { # message: the user asked for something that is not there, exit 2
+    say "error: $*"
+    exit 2
+}
+
+# ---- profiles and arms ------------------------------------------------------------------------------------
+
+# Sets PROFILE (the name of the state folder), PROFILE_DIR, STATE. A name with a slash is the user's own folder;
+# its state folder carries a checksum of the path, so that two folders of one name never share pid files.
+find_profile() { # profile
+    case $1 in
+    */*)
+        [ -d "$1" ] || usage_error "no profile folder $1"
+        PROFILE_DIR=$(cd "$1" && pwd -P)
+        PROFILE=$(basename "$PROFILE_DIR")-$(printf '%s' "$PROFILE_DIR" | cksum | cut -d' ' -f1)
+        ;;
+    *)
+        PROFILE_DIR=$ROOT/servers/profiles/$1
+        PROFILE=$1
+        [ -d "$PROFILE_DIR" ] ||
+            usage_error "no profile '$1'; there are: $(profile_names). A folder of your own: give its path"
+        ;;
+    esac
+    [ -f "$PROFILE_DIR/launch.sh" ] || usage_error "$PROFILE_DIR has no launch.sh"
+    STATE=$STATE_ROOT/$PROFILE
+}
+
+profile_names() {
+    local dir names=""
+    for dir in "$ROOT"/servers/profiles/*/; do
+        [ -f "$dir/launch.sh" ] && names="$names $(basename "$dir")"
+    done
+    printf '%s' "${names# }"
+}
+
+arm_names() { # every arm of the profile, space separated
+    local file names=""
+    for file in "$PROFILE_DIR"/*.env; do
+        [ -f "$file" ] && names="$names $(basename "$file" .env)"
+    done
+    printf '%s' "${names# }"
+}
+
+# Sets ARMS: the arms asked for, or those of default.arms. Names are [a-z0-9_-]+, so a space separates them.
+choose_arms() { # arms…
+    local arm
+    if [ $# -gt 0 ]; then
+        ARMS="$*"
+    elif [ -f "$PROFILE_DIR/default.arms" ]; then
+        ARMS=$(grep -v '^#' "$PROFILE_DIR/default.arms" | tr '\n' ' ')
+    else
+        ARMS=$(arm_names)
+    fi
+    for arm in $ARMS; do
+        case $arm in
+        *[!a-z0-9_-]*) usage_error "'$arm' is no arm name (a-z, 0-9, _ and - only)" ;;
+        esac
+        [ -f "$PROFILE_DIR/$arm.env" ] ||
+            usage_error "profile $PROFILE has no arm '$arm'; there are: $(arm_names)"
+    done
+    [ -n "${ARMS// /}" ] || usage_error "profile $PROFILE has no arms: no .env file in $PROFILE_DIR"
+}
+
+# Puts an arm's variables into the environment of the (sub)shell that calls it. What the caller's own
+# environment happens to call PORT or HOST must not move a server; FACEOFF_HOST is the way to say it.
+load_arm() { # arm
+    unset PORT FLAGS CACHING DRAFTS DEVICE METRICS START_LIMIT
+    HOST=${FACEOFF_HOST:-127.0.0.1}
+    ARM=$1
+    set -a
+    # shellcheck disable=SC1090
+    . "$PROFILE_DIR/$1.env"
+    set +a
+    export ARM HOST
+    case ${PORT-} in
+    "" | *[!0-9]*) usage_error "$PROFILE_DIR/$1.env: PORT is not a number" ;;
+    esac
+}
+
+arm_field() ( # arm, variable: prints its value
+    load_arm "$1"
+    printf '%s' "${!2-}"
+)
+
+arm_address() ( # arm: prints "host port" to connect to
+    load_arm "$1"
+    case $HOST in
+    0.0.0.0 | "" | ::) HOST=127.0.0.1 ;;
+    esac
+    printf '%s %s' "$HOST" "$PORT"
+)
+
+arm_url() {
+    local address
+    address=$(arm_address "$1") || exit $?
+    printf 'http://%s:%s' "${address% *}" "${address#* }"
+}
+
+arm_spec() ( # arm: prints name=url;caching=…;drafts=…;device=…;log=… of what is known
+    local address log spec
+    load_arm "$1"
+    address=$(arm_address "$1")
+    spec="$1=http://${address% *}:${address#* }"
+    log=$STATE/$1.log
+    log=${log#"$ROOT"/}
+    [ -z "${METRICS-}" ] || spec="$spec;metrics=$METRICS"
+    [ -z "${CACHING-}" ] || spec="$spec;caching=$CACHING"
+    [ -z "${DRAFTS-}" ] || spec="$spec;drafts=$DRAFTS"
+    [ -z "${DEVICE-}" ] || spec="$spec;device=$DEVICE"
+    case $log in
+    *[[:space:]\;]*) ;; # a path that would break the spec apart
+    *) spec="$spec;log=$log" ;;
+    esac
+    printf '%s' "$spec"
+)
+
+config_checksum() { # arm: changes when what would be started changes
+    cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh" | cksum | cut -d' ' -f1
+}
+
+# ---- processes --------------------------------------------------------------------------------------------
+
+# Prints the start time of a process (kernel ticks; the ps form where there is no /proc). Empty when it is gone
+# or only waits to be reaped. A pid alone proves nothing: numbers are used again.
+start_time() { # pid
+    local stat rest
+    if [ -d /proc/self ]; then
+        { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 0
+        rest=${stat##*) } # the command name before it may hold anything
+        case $rest in
+        Z* | X*) return 0 ;;
+        esac
+        # shellcheck disable=SC2086
+        set -- $rest
+        printf '%s' "${20}"
+    else
+        ps -o lstart= -p "$1" 2>/dev/null | tr -s ' ' '-' || true
+    fi
+}
+
+# Reads an arm's pid file into PID, BORN, TOKEN, CONFIG; false when there is none or it is half written.
+read_pid_file() { # arm
+    PID="" BORN="" TOKEN="" CONFIG=""
+    [ -f "$STATE/$1.pid" ] || return 1
+    read -r PID BORN TOKEN CONFIG <"$STATE/$1.pid" || return 1
+    case $PID in
+    "" | *[!0-9]*) return 1 ;;
+    esac
+    [ -n "$TOKEN" ]
+}
+
+arm_alive() { # arm: is the process that we started still there?
+    read_pid_file "$1" && [ "$(start_time "$PID")" = "$BORN" ]
+}
+
+# Prints the living members of an arm's process group. A leader that died may leave workers behind (an engine
+# process, say); those are ours if they carry the token that only our start put into their environment.
+group_members() { # pid, token
+    local file stat rest pid members=""
+    if [ ! -d /proc/self ]; then
+        ps -A -o pid=,pgid=,stat= | while read -r pid rest stat; do
+            [ "$rest" = "$1" ] && [ "${stat#Z}" = "$stat" ] && printf '%s ' "$pid"
+        done
+        return 0
+    fi
+    for file in /proc/[0-9]*/stat; do
+        { stat=$(<"$file"); } 2>/dev/null || continue
+        pid=${file#/proc/}
+        pid=${pid%/stat}
+        rest=${stat##*) }
+        case $rest in
+        Z* | X*) continue ;;
+        [A-Za-z]" "*" $1 "*) ;;
+        *) continue ;;
+        esac
+        # state ppid pgrp …
+        rest=${rest#* }
+        rest=${rest#* }
+        [ "${rest%% *}" = "$1" ] || continue
+        grep -qzs -- "FACEOFF_TOKEN=$2" "/proc/$pid/environ" && members="$members $pid"
+    done
+    printf '%s' "${members# }"
+}
+
+http_status() ( # host, port, path: prints the HTTP status, 000 when nobody answers
+    exec 2>/dev/null
+    exec 3<>"/dev/tcp/$1/$2" || { printf '000' && exit 0; }
+    printf 'GET %s HTTP/1.0\r\nHost: %s\r\nConnection: close\r\n\r\n' "$3" "$1" >&3
+    line=""
+    IFS= read -r -t 3 -u 3 line || true
+    line=${line#HTTP/* }
+    case $line in
+    [0-9][0-9][0-9]*) printf '%s' "${line:0:3}" ;;
+    *) printf '000' ;;
+    esac
+)
+
+port_taken() { # host, port
+    (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
+}
+
+# Prints up | starting | down | dead. Dead: we started it and it is gone, or it was up and no longer healthy
+# (vLLM answers /health with 503 when its engine has died).
+arm_state() { # arm
+    local address
+    if ! [ -f "$STATE/$1.pid" ]; then
+        printf 'down'
+    elif ! arm_alive "$1"; then
+        printf 'dead'
+    else
+        address=$(arm_address "$1")
+        # shellcheck disable=SC2086
+        if [ "$(http_status $address /health)" = 200 ]; then
+            printf 'up'
+        elif [ -f "$STATE/$1.ready" ]; then
+            printf 'dead'
+        else
+            printf 'starting'
+        fi
+    fi
+}
+
+# ---- start ------------------------------------------------------------------------------------------------
+
+# A session of its own keeps Ctrl-C on our terminal away from the server and gives one group to stop. Shells
+# let background commands ignore SIGINT; both programs undo that.
+DETACH='import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.setsid()
+os.execvp(sys.argv[1], sys.argv[1:])'
+ATTACH='import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    os.execvp(sys.argv[1], sys.argv[1:])
+except OSError as problem:
+    sys.exit(f"error: cannot run {sys.argv[1]}: {problem.strerror}")'
+
+start_arm() { # arm
+    local arm=$1 pid born token address taken
+    address=$(arm_address "$arm") || exit $?
+    # shellcheck disable=SC2086
+    if port_taken $address; then
+        taken=${address#* }
+        say "error: port $taken is taken by something that this profile did not start;" \
+            "stop that, or change PORT in $PROFILE_DIR/$arm.env"
+        return 1
+    fi
+    mkdir -p "$STATE" || return 1
+    printf '%s\n' "$PROFILE_DIR" >"$STATE/folder" || return 1
+    [ ! -f "$STATE/$arm.log" ] || mv -f "$STATE/$arm.log" "$STATE/$arm.log.previous"
+    rm -f "$STATE/$arm.ready"
+    token=$$.$RANDOM$RANDOM
+    (
+        load_arm "$arm"
+        export FACEOFF_TOKEN="$token"
+        cd "$ROOT" || exit 1
+        exec "$FACEOFF_PYTHON" -c "$DETACH" bash "$PROFILE_DIR/launch.sh"
+    ) >"$STATE/$arm.log" 2>&1 </dev/null &
+    pid=$!
+    born=$(start_time "$pid")
+    printf '%s %s %s %s\n' "$pid" "${born:-gone}" "$token" "$(config_checksum "$arm")" >"$STATE/$arm.pid"
+    STARTED="$STARTED $arm"
+    say "$arm: starting on http://${address% *}:${address#* } (log: ${STATE#"$ROOT"/}/$arm.log)"
+}
+
+# The last lines of a log as text that is safe on a terminal, and the first line that looks like the reason.
+show_reason() { # arm
+    local log=$STATE/$1.log reason
+    [ -s "$log" ] || { say "  its log is empty" && return 0; }
+    reason=$(printable <"$log" |
+        grep -E '(Error|error|Exception|CUDA out of memory|unrecognized|Killed|not found|No such)' |
+        grep -v -E '(Traceback|^ *File |raise )' | tail -n 1 || true)
+    say "  last lines of $log:"
+    tail -n 12 "$log" | printable | cut -c1-400 | sed 's/^/    /' >&2
+    [ -z "$reason" ] || say "  reason: $(printf '%s' "$reason" | sed 's/^ *//' | cut -c1-400)"
+}
+
+printable() { LC_ALL=C sed -e $'s/\033\\[[0-9;]*[A-Za-z]//g' | LC_ALL=C tr -d '\000-\010\013-\037\177'; }
+
+# Waits until the arms answer /health. False, with the reason shown, when one dies or the time is up.
+await_arms() { # arms…
+    local waiting="$*" still arm state limit began=$SECONDS told=0
+    while [ -n "$waiting" ]; do
+        [ -z "$EXIT_SIGNAL" ] || return 1
+        still=""
+        for arm in $waiting; do
+            state=$(arm_state "$arm")
+            case $state in
+            up)
+                : >"$STATE/$arm.ready"
+                case " $STARTED " in
+                *" $arm "*) say "$arm: up after $((SECONDS - began)) s" ;;
+                *) say "$arm: already up" ;;
+                esac
+                ;;
+            starting)
+                still="$still $arm"
+                limit=${FACEOFF_START_LIMIT:-$(arm_field "$arm" START_LIMIT)}
+                if [ $((SECONDS - began)) -ge "${limit:-180}" ]; then
+                    say "error: $arm did not answer /health within ${limit:-180} s" \
+                        "(START_LIMIT in $PROFILE_DIR/$arm.env, or FACEOFF_START_LIMIT)"
+                    show_reason "$arm"
+                    return 1
+                fi
+                ;;
+            *)
+                [ -z "$EXIT_SIGNAL" ] || return 1
+                say "error: $arm died while starting"
+                show_reason "$arm"
+                return 1
+                ;;
+            esac
+        done
+        waiting=${still# }
+        [ -n "$waiting" ] || break
+        if [ $((SECONDS - told)) -ge 5 ] && [ $((SECONDS - began)) -ge 5 ]; then
+            told=$SECONDS
+            say "waiting for $waiting: $((SECONDS - began)) s"
+        fi
+        sleep 0.2 || true
+    done
+}
+
+# Brings the arms up, leaving alone those that already are; STARTED says which were started here. False, with
+# the reason shown, when one could not be: the caller then stops what it started.
+bring_up() { # arms…
+    local arm state missing=""
+    for arm in "$@"; do
+        state=$(arm_state "$arm")
+        case $state in
+        up | starting)
+            read_pid_file "$arm"
+            if [ "$CONFIG" != "$(config_checksum "$arm")" ]; then
+                say "warning: $arm runs with settings from before $arm.env or launch.sh changed;" \
+                    "servers/down.sh $PROFILE $arm, then start again"
+            fi
+            ;;
+        dead)
+            say "$arm: was started before and has died; starting it again"
+            stop_arms "$arm"
+            missing="$missing $arm"
+            ;;
+        *) missing="$missing $arm" ;;
+        esac
+    done
+    if [ -n "$missing" ] && [ -f "$PROFILE_DIR/prepare.sh" ]; then
+        run_command bash "$PROFILE_DIR/prepare.sh" || {
+            [ -n "$EXIT_SIGNAL" ] || say "error: $PROFILE_DIR/prepare.sh failed; no server started"
+            return 1
+        }
+    fi
+    for arm in $missing; do
+        [ -z "$EXIT_SIGNAL" ] || return 1
+        start_arm "$arm" || return 1
+    done
+    await_arms "$@"
+}
+
+# ---- stop -------------------------------------------------------------------------------------------------
+
+# Stops arms that we started: TERM to the whole group, and KILL for what is left after STOP_LIMIT seconds.
+stop_arms() { # arms…
+    local arm began waiting still members
+    waiting=""
+    for arm in "$@"; do
+        if ! read_pid_file "$arm"; then
+            rm -f "$STATE/$arm.pid" "$STATE/$arm.ready"
+            continue
+        fi
+        if arm_alive "$arm" || [ -n "$(group_members "$PID" "$TOKEN")" ]; then
+            # The group exists from the moment the child called setsid; before that there is only the child.
+            kill -TERM -- "-$PID" 2>/dev/null || kill -TERM "$PID" 2>/dev/null || true
+            waiting="$waiting $arm"
+        else
+            rm -f "$STATE/$arm.pid" "$STATE/$arm.ready"
+        fi
+    done
+    began=$SECONDS
+    while [ -n "$waiting" ]; do
+        still=""
+        for arm in $waiting; do
+            read_pid_file "$arm" || continue
+            members=$(group_members "$PID" "$TOKEN")
+            if [ -z "$members" ] && ! arm_alive "$arm"; then
+                rm -f "$STATE/$arm.pid" "$STATE/$arm.ready"
+                say "$arm: stopped"
+            else
+                still="$still $arm"
+                if [ $((SECONDS - began)) -ge "${FACEOFF_STOP_LIMIT:-15}" ]; then
+                    kill -KILL -- "-$PID" 2>/dev/null || kill -KILL "$PID" 2>/dev/null || true
+                fi
+            fi
+        done
+        waiting=${still# }
+        [ -z "$waiting" ] || sleep 0.1 || true
+    done
+}
+
+# Undo an unfinished start; a second Ctrl-C must not leave servers behind.
+stop_started() {
+    trap '' INT TERM HUP
+    # shellcheck disable=SC2086
+    [ -z "$STARTED" ] || stop_arms $STARTED
+    STARTED=""
+}
+
+# ---- signals ----------------------------------------------------------------------------------------------
+
+# Signals only raise a flag, so that no process is ever started without its pid being written down.
+on_signal() { # exit code
+    EXIT_SIGNAL=$1
+    SIGNALS=$((SIGNALS + 1))
+    # Ctrl-C reaches the command by itself (same terminal); TERM and HUP were sent to us alone.
+    if [ "$1" != 130 ] && [ -n "$CHILD" ]; then
+        kill -TERM "$CHILD" 2>/dev/null || true
+    fi
+}
+
+watch_signals() {
+    trap 'on_signal 130' INT
+    trap 'on_signal 143' TERM
+    trap 'on_signal 129' HUP
+}
+
+# Runs a command and waits for it to end by itself, signals or not; returns its exit code.
+run_command() { # command…
+    local code seen
+    "$FACEOFF_PYTHON" -c "$ATTACH" "$@" <&0 &
+    CHILD=$!
+    while :; do
+        seen=$SIGNALS
+        code=0
+        wait "$CHILD" || code=$?
+        [ "$seen" != "$SIGNALS" ] || break
+    done
+    CHILD=""
+    return "$code"
+}
