@@ -1,0 +1,143 @@
+"""How long cells take, from what the probes saw: coarse, for progress, time limits, start spreads and scales.
+
+Nothing is concluded from these figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from locustfiles.plan import Plan, fewest_sessions
+from locustfiles.point import Point, read_point
+from locustfiles.records import ArmProbe, CellRecord
+
+#: Wall seconds that a cell's process needs besides its sessions (start, first and last samples).
+PROCESS_S = 2.5
+#: Decode rate per session falls with about this power of the sessions (49.9 -> ~20 tok/s from 1 to 16-32).
+CROWDING = 0.3
+#: Chunks per wall second that generator and simulator together carry with room to spare on two cores.
+CHUNK_BUDGET = 6000.0
+#: Highest clock scale (a limit of the simulator).
+SCALE_LIMIT = 20.0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speeds of an arm at one session, in model time."""
+
+    prefill: float = 5000.0
+    """Prompt tokens per second."""
+    decode: float = 50.0
+    """Output tokens per second and session."""
+    chunk_tokens: float = 1.0
+    """Output tokens per streamed chunk."""
+    caching: bool = False
+    block: int = 16
+
+
+def speed_of(probe: ArmProbe) -> Speed:
+    """The arm's speed as probed; a nominal figure for what the probe could not tell."""
+    nominal = Speed()
+    prefill = nominal.prefill
+    if probe.prefill_seconds and probe.prefill_tokens:
+        prefill = probe.prefill_tokens / probe.prefill_seconds
+    return Speed(
+        prefill=prefill,
+        decode=probe.decode_tokens_per_second or nominal.decode,
+        chunk_tokens=max(1.0, probe.acceptance_length or 1.0),
+        caching=bool(probe.prefix_caching),
+        block=probe.block_size or nominal.block,
+    )
+
+
+def decode_rate(speed: Speed, users: int) -> float:
+    """Output tokens per second of one of ``users`` sessions."""
+    return float(speed.decode / users**CROWDING)
+
+
+def turn_seconds(point: Point, turn: int, speed: Speed, users: int) -> float:
+    """Model seconds of one turn while ``users`` sessions share the server.
+
+    Prefill work is serial (each session waits for everybody's), decoding is shared.
+    """
+    prompt = point.prompt_tokens(turn)
+    if speed.caching and turn > 1:
+        prompt = min(prompt, point.growth + speed.block)
+    elif speed.caching and point.prefix:
+        prompt = min(prompt, point.suffix + speed.block)
+    return users * prompt / speed.prefill + point.output / decode_rate(speed, users)
+
+
+def session_seconds(point: Point, speed: Speed, users: int) -> float:
+    """Model seconds of one session."""
+    return sum(turn_seconds(point, turn, speed, users) for turn in range(1, point.turns + 1))
+
+
+def cell_seconds(cell: CellRecord, speed: Speed) -> float:
+    """Wall seconds of a whole cell: warm-up and measured sessions, and users that are not abreast."""
+    point = read_point(cell.workload, cell.point)
+    apart = 0.0 if point.lockstep or cell.users == 1 else 0.4
+    sessions = cell.sessions + 1 + apart
+    return PROCESS_S + sessions * session_seconds(point, speed, cell.users) / cell.clock_scale
+
+
+def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
+    """Model seconds over which the users' starts spread: one session of the fastest arm, unloaded.
+
+    The same for every arm, so that starts are identical across arms; short enough that the last user has
+    started before the first one has finished its warm-up. 0 in lockstep and for a single user.
+    """
+    if point.lockstep or users == 1:
+        return 0.0
+    return round(min(session_seconds(point, speed, 1) for speed in speeds), 3)
+
+
+def clock_scale(speeds: Sequence[Speed], users: int) -> float:
+    """Clock scale for simulated arms: as fast as the chunk budget allows while all sessions decode."""
+    chunks = max(users * decode_rate(speed, users) / speed.chunk_tokens for speed in speeds)
+    return max(1.0, round(min(SCALE_LIMIT, CHUNK_BUDGET / chunks), 1))
+
+
+def fit_sessions(
+    cells: Sequence[CellRecord], speeds: Mapping[str, Speed], minutes: float | None
+) -> tuple[list[CellRecord], list[str]]:
+    """Cut measured sessions until the estimate fits ``minutes``; always alike for every arm and repeat.
+
+    The group of cells (workload, point, users) that costs most gives a session first, so that time ends up
+    evenly spread; below ``fewest_sessions`` nothing is cut. Returns the cells and remarks.
+    """
+    groups: dict[tuple[str, str, int], list[CellRecord]] = {}
+    for cell in cells:
+        groups.setdefault((cell.workload, cell.point, cell.users), []).append(cell)
+    planned = {key: group[0].sessions for key, group in groups.items()}
+    costs = {
+        key: sum(cell_seconds(cell, speeds[cell.arm]) for cell in group) for key, group in groups.items()
+    }
+    while minutes is not None and sum(costs.values()) > minutes * 60:
+        open_keys = [key for key, group in groups.items() if group[0].sessions > fewest_sessions(key[2])]
+        if not open_keys:
+            break
+        key = max(open_keys, key=lambda k: costs[k])
+        for cell in groups[key]:
+            cell.sessions -= 1
+        costs[key] = sum(cell_seconds(cell, speeds[cell.arm]) for cell in groups[key])
+    cut = [
+        f"{workload} {point} u{users} {planned[key]} -> {group[0].sessions}"
+        for key, group in groups.items()
+        for workload, point, users in [key]
+        if group[0].sessions != planned[key]
+    ]
+    if not cut:
+        return list(cells), []
+    return list(cells), [
+        f"measured sessions per user cut to fit about {minutes:g} min (SESSIONS=N overrides): "
+        + "; ".join(cut)
+    ]
+
+
+def minutes_of(plan: Plan, simulated: bool) -> float | None:
+    """The plan's time limit for these arms, None if sessions were fixed."""
+    if plan.minutes is None or plan.sessions is not None:
+        return None
+    return plan.minutes.simulated if simulated else plan.minutes.real

@@ -1,0 +1,215 @@
+"""A run in progress: one Locust process per cell, one arm at a time, and what becomes of each."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from locustfiles.arm_http import ArmHttp
+from locustfiles.arms import Arm, ArmError
+from locustfiles.cell_process import run_cell
+from locustfiles.records import CellRecord, Manifest, write_json
+from locustfiles.run_folder import CellResult, last_error_line, read_result
+
+ROOM = Path(__file__).parent
+
+#: Command line of a cell's process; tests put a stand-in here.
+CellCommand = Callable[["Run", CellRecord], list[str]]
+
+
+def say(line: str, end: str = "\n") -> None:
+    """Progress, to stderr."""
+    print(line, end=end, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Run:
+    """Everything that the cells of one run share."""
+
+    folder: Path
+    manifest: Manifest
+    arms: dict[str, Arm]
+    tables: dict[str, Path]
+    """Token table of each arm."""
+    dropped: list[str]
+    nonce: bool
+    estimates: dict[str, float] = field(default_factory=dict)
+    """Cell id -> expected wall seconds."""
+
+    def cell_folder(self, cell: CellRecord) -> Path:
+        """Folder of a cell."""
+        return self.folder / "cells" / cell.id
+
+
+def cache_salt(run: str, arm: str, cell: str, attempt: int = 1) -> str:
+    """One salt per try of a cell: no other cell, arm, run or try can have warmed its cache entries."""
+    return hashlib.sha256("\n".join((run, arm, cell, str(attempt))).encode()).hexdigest()[:32]
+
+
+def locust_command(run: Run, cell: CellRecord) -> list[str]:
+    """The cell's Locust process. Holds no secret: keys travel in the environment."""
+    arm = run.arms[cell.arm]
+    record = next(record for record in run.manifest.arms if record.name == cell.arm)
+    folder = run.cell_folder(cell)
+    command = [
+        sys.executable,
+        "-m",
+        "locust",
+        "-f",
+        str(ROOM / f"{cell.workload}.py"),
+        "--headless",
+        "--only-summary",
+    ]
+    command += ["--host", arm.url, "-u", str(cell.users), "-r", str(cell.users)]
+    command += ["--csv", str(folder / "locust"), "--logfile", str(folder / "locust.log")]
+    # A failed attempt is a row, not a crashed process.
+    command += ["--exit-code-on-error", "0"]
+    command += ["--arm", cell.arm, "--point", cell.point, "--repeat", str(cell.repeat)]
+    command += ["--sessions", str(cell.sessions), "--seed", str(run.manifest.seed), "--cell-dir", str(folder)]
+    command += ["--model", record.probe.model or "", "--token-table", str(run.tables[cell.arm])]
+    command += ["--start-spread", f"{cell.start_spread_s:g}", "--clock-scale", f"{cell.clock_scale:g}"]
+    command += ["--cache-salt", cache_salt(run.manifest.run, cell.arm, cell.id)]
+    command += ["--metrics-url", ",".join(arm.metrics_urls)]
+    if run.dropped:
+        command += ["--drop-fields", ",".join(run.dropped)]
+    if run.nonce:
+        command += ["--nonce"]
+    return command
+
+
+@dataclass
+class Progress:
+    """Time left, from the estimates and how far off they were so far."""
+
+    run: Run
+    took: dict[str, float] = field(default_factory=dict)
+
+    def left_s(self) -> float:
+        """Expected wall seconds of the cells not yet run."""
+        cells = self.run.manifest.cells
+        ratios: dict[tuple[str, str], tuple[float, float]] = {}
+        for cell in cells:
+            if cell.id in self.took:
+                for key in ((cell.workload, cell.arm), ("", "")):
+                    took, expected = ratios.get(key, (0.0, 0.0))
+                    ratios[key] = (took + self.took[cell.id], expected + self.run.estimates[cell.id])
+        left = 0.0
+        for cell in cells:
+            if cell.id not in self.took:
+                took, expected = ratios.get((cell.workload, cell.arm)) or ratios.get(("", "")) or (1.0, 1.0)
+                left += self.run.estimates[cell.id] * took / expected
+        return left
+
+
+def clock(seconds: float) -> str:
+    """``"2 min 05 s"``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def alive(http: ArmHttp, tries: int = 3) -> str | None:
+    """None if the arm is alive; a busy server gets a second and a third chance."""
+    why = None
+    for attempt in range(tries):
+        if attempt:
+            time.sleep(1.0)
+        why = http.health()
+        if why is None:
+            return None
+    return why
+
+
+def death(arm: Arm, why: str) -> str:
+    """Why an arm is gone, in one line, with its log's last word where the log is known."""
+    why = why.removeprefix(f"arm {arm.name}: ")
+    if arm.log is None:
+        return f"arm {arm.name} is gone: {why}"
+    last = last_error_line(arm.log)
+    return f"arm {arm.name} is gone: {why}; its log {arm.log} says: {last or 'nothing'}"
+
+
+def run_cells(run: Run) -> dict[str, CellResult]:
+    """Run all cells in order; returns what became of each. A dead arm's remaining cells are skipped."""
+    cells = run.manifest.cells
+    results: dict[str, CellResult] = {}
+    dead: dict[str, str] = {}
+    progress = Progress(run)
+    clients = {name: ArmHttp(arm) for name, arm in run.arms.items()}
+    width = len(str(len(cells)))
+    for cell in cells:
+        head = (
+            f"[{cell.order + 1:>{width}}/{len(cells)}] {cell.workload} {cell.point} u{cell.users} "
+            f"r{cell.repeat} {cell.arm} … "
+        )
+        say(head, end="")
+        if cell.arm not in dead:
+            why = alive(clients[cell.arm])
+            if why is not None:
+                dead[cell.arm] = death(run.arms[cell.arm], why)
+        if cell.arm in dead:
+            results[cell.id] = CellResult("skipped", 0, cell.measured_planned, dead[cell.arm])
+            progress.took[cell.id] = run.estimates[cell.id]
+            say(f"skipped: {dead[cell.arm]}")
+            continue
+        started = time.monotonic()
+        result = _run_one(run, cell, clients[cell.arm])
+        progress.took[cell.id] = time.monotonic() - started
+        results[cell.id] = result
+        line = f"{progress.took[cell.id]:.1f} s  {result.state} {result.ok}/{result.planned}"
+        if result.state != "ok":
+            line += f" ({result.reason})"
+        if result.ok < result.planned and result.first_error:
+            line += f", first error: {result.first_error}"
+        left = progress.left_s()
+        say(f"{line}, {clock(left)} left" if left else line)
+        if result.ok < result.planned:
+            why = alive(clients[cell.arm])
+            if why is not None:
+                dead[cell.arm] = death(run.arms[cell.arm], why)
+    for client in clients.values():
+        client.close()
+    return results
+
+
+def _run_one(run: Run, cell: CellRecord, http: ArmHttp) -> CellResult:
+    """One cell: set the simulator's clock, run the process, look at what it left."""
+    record = next(record for record in run.manifest.arms if record.name == cell.arm)
+    if record.probe.simulated:
+        try:
+            http.set_clock_scale(cell.clock_scale)
+        except ArmError as error:
+            return CellResult("failed", 0, cell.measured_planned, str(error))
+    folder = run.cell_folder(cell)
+    folder.mkdir(parents=True)
+    end = run_cell(cell.command, folder, timeout_s=max(300.0, 120.0 + 6 * run.estimates[cell.id]))
+    return read_result(folder, cell, end)
+
+
+def finish(run: Run, results: dict[str, CellResult], wall_s: float) -> int:
+    """Put what went wrong into the manifest, say how it went, and give the exit code."""
+    bad = {cell_id: result for cell_id, result in results.items() if result.state != "ok"}
+    total = len(run.manifest.cells)
+    say(f"{total - len(bad)} of {total} cells finished in {clock(wall_s)}")
+    if bad:
+        run.manifest.notes += [f"cell {cell_id} {r.state}: {r.reason}" for cell_id, r in bad.items()]
+        write_json(run.folder / "manifest.json", run.manifest)
+    hopeless = [cell_id for cell_id, r in results.items() if r.state == "ok" and r.planned and not r.ok]
+    print(run.folder, flush=True)
+    if bad:
+        reasons = list(dict.fromkeys(result.reason for result in bad.values()))
+        more = f" (and {len(reasons) - 1} more reasons, see manifest.json)" if len(reasons) > 1 else ""
+        say(f"faceoff: {len(bad)} of {total} cells did not finish: {reasons[0]}{more}")
+        return 1
+    if hopeless:
+        error = results[hopeless[0]].first_error
+        say(f"faceoff: in {len(hopeless)} of {total} cells no attempt succeeded, first error: {error}")
+        return 1
+    return 0
