@@ -108,7 +108,7 @@ def request_bytes(target: Target, path: str, headers: Mapping[str, str], body: b
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
-class _Response(HTTPResponse):  # type: ignore[misc]  # no types in geventhttpclient
+class _Response(HTTPResponse):
     """llhttp's callbacks, handed to the sink with the stamp of the read that they come from."""
 
     def __init__(self, sink: Sink) -> None:
@@ -177,7 +177,7 @@ class Connection:
                 context = self._tls or gevent.ssl.create_default_context()
                 sock = self._sock = context.wrap_socket(sock, server_hostname=target.host)
             else:
-                self._sock = sock._sock  # the plain non-blocking socket below gevent's
+                self._sock = sock._sock  # type: ignore[attr-defined]  # the plain non-blocking socket below gevent's
                 self._kernel = enable_kernel_stamps(self._sock)
                 self._watch = gevent.get_hub().loop.io(self._sock.fileno(), _READ)
             sock.settimeout(None)
@@ -222,7 +222,8 @@ class Connection:
             WireError: whatever broke; the connection is then closed.
         """
         self._response = response = _Response(sink)
-        self._outcome = outcome = AsyncResult()
+        outcome: AsyncResult[None] = AsyncResult()
+        self._outcome = outcome
         self._header_bytes = 0
         self._answered = False
         finished = False

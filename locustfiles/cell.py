@@ -1,0 +1,207 @@
+"""One cell as this process sees it: what to send, who is how far, when it is over, what goes on record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from gevent.event import Event
+
+from locustfiles.arrival_clock import ArrivalClock
+from locustfiles.attempt import CellClock, CellKey, Try, attempt_row
+from locustfiles.body import Message, chat_body
+from locustfiles.loop_health import LoopHealth
+from locustfiles.options import CellOptions
+from locustfiles.pace import Lockstep, start_offsets
+from locustfiles.point import Point
+from locustfiles.prompts import PromptWriter, TokenTable
+from locustfiles.recorder import Recorder
+from locustfiles.records import (
+    REQUEST_COLUMNS,
+    SERVER_COLUMNS,
+    Attempt,
+    Done,
+    Phase,
+    write_json,
+)
+from locustfiles.server_metrics import MetricsSampler
+from locustfiles.wire import Target, request_bytes
+
+
+class Cell:
+    """State of one workload × point × users on one arm. ``users`` is the number asked for at the start."""
+
+    def __init__(
+        self,
+        options: CellOptions,
+        *,
+        workload: str,
+        point: Point,
+        users: int,
+        folder: Path,
+        model: str,
+        table: TokenTable,
+        clock_scale: float,
+        on_complete: Callable[[], None],
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.options = options
+        self.point = point
+        self.users = users
+        self.folder = folder
+        self.model = model
+        self.target = Target.from_url(options.host)
+        self.arrivals = ArrivalClock()
+        self.key = CellKey(options.arm, workload, point.text, users, options.repeat)
+        self.prompts = PromptWriter(
+            table,
+            seed=options.seed,
+            workload=workload,
+            point=point.text,
+            users=users,
+            repeat=options.repeat,
+            nonce=options.cache_salt if options.nonce else None,
+        )
+        self.lockstep = Lockstep(users) if point.lockstep else None
+        self._offsets = start_offsets(options.seed, users, options.start_spread_s)
+        self._seeded = Event()
+        self._on_complete = on_complete
+        self._finished: set[int] = set()
+        self._sessions: dict[int, int] = {}
+        self._free: list[int] = []
+        self._joined = 0
+        self._measured = 0
+        self._closed = False
+        self._started_utc = datetime.now(UTC).isoformat(timespec="seconds")
+        self._requests = Recorder(folder / "requests.csv", REQUEST_COLUMNS, on_error)
+        self._server = Recorder(folder / "server.csv", SERVER_COLUMNS, on_error)
+        self.clock = CellClock(time.monotonic_ns(), clock_scale)
+        self._sampler = MetricsSampler(options.metrics_urls, self.clock, self._server, options.headers)
+        self._sampler.start()
+        self.health = LoopHealth()
+
+    # -- users and their sessions --------------------------------------------------------------------------
+
+    def join(self) -> int:
+        """The number of a user that starts: the lowest free one."""
+        if self._free:
+            number = min(self._free)
+            self._free.remove(number)
+            return number
+        number = self._joined
+        self._joined += 1
+        return number
+
+    def leave(self, user: int) -> None:
+        """A user was stopped."""
+        self._free.append(user)
+        if self.lockstep is not None:
+            self.lockstep.leave()
+
+    def next_session(self, user: int) -> int:
+        """Number of the user's next session; 0 is the warm-up. Numbers are never used twice."""
+        number = self._sessions.get(user, 0)
+        self._sessions[user] = number + 1
+        return number
+
+    def phase(self, session: int) -> Phase:
+        """Phase of a session by its number."""
+        if session == 0:
+            return "warmup"
+        sessions = self.options.sessions
+        return "measure" if not sessions or session <= sessions else "drain"
+
+    def start_at(self, user: int) -> int | None:
+        """Monotonic ns at which the user's warm-up is to start; None = at once."""
+        if user >= len(self._offsets) or not self.options.start_spread_s:
+            return None
+        return self.clock.wall_ns(self._offsets[user] * 1e3)
+
+    def seeded(self) -> None:
+        """The shared prefix has been sent: everybody may start."""
+        self._seeded.set()
+
+    def await_seeding(self) -> None:
+        """Wait until user 0 has sent the shared prefix."""
+        self._seeded.wait()
+
+    def session_over(self, user: int, session: int) -> None:
+        """A session ended, completed or broken. The last user's last measured one ends the cell."""
+        if self.options.sessions and session == self.options.sessions:
+            self._finished.add(user)
+            if len(self._finished) >= self.users:
+                if self.lockstep is not None:
+                    self.lockstep.end()
+                self._on_complete()
+
+    # -- requests and their record -------------------------------------------------------------------------
+
+    def request(self, messages: Sequence[Message], output: int) -> bytes:
+        """A whole request, built before its clock starts."""
+        options = self.options
+        body = chat_body(
+            self.model,
+            messages,
+            output,
+            cache_salt=None if options.nonce else options.cache_salt,
+            dropped=options.drop_fields,
+        )
+        return request_bytes(self.target, "/v1/chat/completions", options.headers, msgspec.json.encode(body))
+
+    def wall_timeout_s(self) -> float:
+        """Wall seconds that a request may take."""
+        return self.options.request_timeout_s / self.clock.scale
+
+    def record(self, attempt: Try) -> Attempt:
+        """Write the row of an attempt that is over."""
+        attempt.end_ns = attempt.end_ns or time.monotonic_ns()
+        row = attempt_row(self.key, self.clock, attempt)
+        self._requests.append(row)
+        self._measured += row.phase == "measure"
+        watch = attempt.watch
+        if watch is not None and watch.sent_ns:
+            late = None if attempt.intended_ns is None else (watch.sent_ns - attempt.intended_ns) / 1e6
+            self.health.add(watch, late)
+        return row
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop sampling and close the files; safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._ended = time.monotonic_ns()
+            self.health.stop()
+            self._sampler.stop()
+            self._server.close()
+            self._requests.close()
+
+    def write_done(self, exit_code: int) -> None:
+        """Write ``done.json``, after everything else of the cell is on disk."""
+        planned = self.users * self.options.sessions * self.point.turns if self.options.sessions else None
+        complete = planned is None or self._measured == planned
+        reason = None
+        if not complete:
+            ended_early = len(self._finished) < self.users
+            reason = f"{self._measured} of {planned} measured attempts" + (
+                ": stopped before the last user had finished" if ended_early else ": conversations broke off"
+            )
+        write_json(
+            self.folder / "done.json",
+            Done(
+                complete=complete,
+                reason=reason,
+                exit_code=exit_code,
+                started_utc=self._started_utc,
+                wall_seconds=(self._ended - self.clock.start_ns) / 1e9,
+                clock_scale=self.clock.scale,
+                rows=self._requests.rows,
+                measured=self._measured,
+                measured_planned=planned,
+                generator=self.health.result(),
+            ),
+        )

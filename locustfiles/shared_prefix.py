@@ -1,0 +1,28 @@
+"""Shared prefix: one prefix for all users of the cell, such as a long system prompt, then a unique suffix.
+
+Before anyone measures, user 0 sends the prefix twice: hybrid models hit from the third sibling on.
+"""
+
+from locust import task
+
+from locustfiles.users import ChatUser
+
+
+class SharedPrefix(ChatUser):
+    """Asks once behind the common prefix, then starts over with a new suffix."""
+
+    workload = "shared_prefix"
+
+    @task
+    def ask(self) -> None:
+        """One session."""
+        with self.session() as session:
+            seeding = self.number == 0 and session.number == 0
+            if not seeding:
+                self.cell.await_seeding()
+            for turn in (1, 2) if seeding else (1,):
+                prompt = self.prompts.shared(
+                    self.number, session.number, turn, self.point.prefix, self.point.suffix
+                )
+                self.send(session, turn, prompt)
+            self.cell.seeded()
