@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# One arm of the cpu profile: real vLLM on the tiny model. The arm's .env says what differs (FLAGS); what is
+# the same for every arm stands here once, so that arms cannot drift apart.
+set -euo pipefail
+
+venv=$FACEOFF_ROOT/.venv-cpu
+[ -x "$venv/bin/python" ] || {
+    echo "error: no vLLM for the CPU in $venv: run servers/setup_cpu.sh" >&2
+    exit 1
+}
+[ -f "$MODEL/config.json" ] || {
+    echo "error: MODEL=$MODEL has no config.json; servers/profiles/cpu/prepare.sh makes the tiny model" >&2
+    exit 1
+}
+
+# Nothing is ever looked up or reported outside this machine.
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+# Host memory for KV blocks: 1 GiB holds 262144 tokens of this model.
+export VLLM_CPU_KVCACHE_SPACE=${KV_GIB:-1}
+# Left to itself vLLM keeps one core for the front end; here both compute.
+export VLLM_CPU_OMP_THREADS_BIND=${CORES:-0-1}
+# Intel's OpenMP must come first, or every parallel loop is slower; it lies in the venv itself.
+export LD_PRELOAD=$venv/lib/libiomp5.so
+# POST /reset_prefix_cache exists in development mode only.
+export VLLM_SERVER_DEV_MODE=1
+# uvicorn closes idle connections after 5 s by default; a user who thinks longer would pay for a new one.
+export VLLM_HTTP_TIMEOUT_KEEP_ALIVE=600
+# The key goes through the environment: a --api-key could be read in the process list.
+[ -z "${FACEOFF_API_KEY-}" ] || export VLLM_API_KEY=$FACEOFF_API_KEY
+
+# eager: compiling would cost minutes at each start. max-num-seqs: the default of 128 is far above what two
+# cores carry. The module, not the vllm command: that looks for a package named vllm and fails in this build.
+# shellcheck disable=SC2086
+exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server \
+    --host "$HOST" --port "$PORT" \
+    --model "$MODEL" --served-model-name tiny-mimo \
+    --dtype bfloat16 --enforce-eager --max-model-len 32768 \
+    --max-num-batched-tokens 2048 --max-num-seqs 32 \
+    --enable-prompt-tokens-details \
+    --no-enable-log-requests --disable-uvicorn-access-log \
+    $FLAGS
