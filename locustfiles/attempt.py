@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from locustfiles.records import Attempt, Phase
@@ -9,7 +10,7 @@ from locustfiles.stream import StreamWatch, one_line
 from locustfiles.wire import WireError
 
 
-@dataclass(frozen=True)
+@dataclass
 class CellClock:
     """Model-time milliseconds since the cell's start. ``scale`` is model time / wall time."""
 
@@ -19,6 +20,10 @@ class CellClock:
     def ms(self, instant_ns: int | None) -> float | None:
         """Instant on the monotonic clock -> ms since the cell's start; None stays None."""
         return None if instant_ns is None else (instant_ns - self.start_ns) * self.scale / 1e6
+
+    def now_ms(self) -> float:
+        """Model ms since the cell's start."""
+        return (time.monotonic_ns() - self.start_ns) * self.scale / 1e6
 
     def span_ms(self, begin_ns: int | None, end_ns: int | None) -> float | None:
         """Duration in model ms; None if either end is unknown."""

@@ -24,6 +24,7 @@ from locustfiles.records import (
     SERVER_COLUMNS,
     Attempt,
     Done,
+    GeneratorHealth,
     Phase,
     write_json,
 )
@@ -76,18 +77,22 @@ class Cell:
         self._joined = 0
         self._measured = 0
         self._closed = False
+        self._ended = 0
+        self.health: LoopHealth | None = None
         self._started_utc = datetime.now(UTC).isoformat(timespec="seconds")
         self._requests = Recorder(folder / "requests.csv", REQUEST_COLUMNS, on_error)
         self._server = Recorder(folder / "server.csv", SERVER_COLUMNS, on_error)
         self.clock = CellClock(time.monotonic_ns(), clock_scale)
         self._sampler = MetricsSampler(options.metrics_urls, self.clock, self._server, options.headers)
         self._sampler.start()
-        self.health = LoopHealth()
 
     # -- users and their sessions --------------------------------------------------------------------------
 
     def join(self) -> int:
-        """The number of a user that starts: the lowest free one."""
+        """The number of a user that starts: the lowest free one. The first one starts the cell's clock."""
+        if not self._joined:
+            self.clock.start_ns = time.monotonic_ns()
+            self.health = LoopHealth()
         if self._free:
             number = min(self._free)
             self._free.remove(number)
@@ -163,7 +168,7 @@ class Cell:
         self._requests.append(row)
         self._measured += row.phase == "measure"
         watch = attempt.watch
-        if watch is not None and watch.sent_ns:
+        if self.health is not None and watch is not None and watch.sent_ns:
             late = None if attempt.intended_ns is None else (watch.sent_ns - attempt.intended_ns) / 1e6
             self.health.add(watch, late)
         return row
@@ -175,7 +180,8 @@ class Cell:
         if not self._closed:
             self._closed = True
             self._ended = time.monotonic_ns()
-            self.health.stop()
+            if self.health is not None:
+                self.health.stop()
             self._sampler.stop()
             self._server.close()
             self._requests.close()
@@ -202,6 +208,6 @@ class Cell:
                 rows=self._requests.rows,
                 measured=self._measured,
                 measured_planned=planned,
-                generator=self.health.result(),
+                generator=GeneratorHealth() if self.health is None else self.health.result(),
             ),
         )

@@ -7,6 +7,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from locust import events
 
@@ -45,10 +46,9 @@ class OptionError(ValueError):
 @events.init_command_line_parser.add_listener
 def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
     """Declare the options; those that only the sweep sets stay out of the web UI."""
-    group = parser.add_argument_group("Faceoff", "what this process loads, and how it names it")
 
-    def add(flag: str, *, ui: bool = True, **rest: object) -> None:
-        group.add_argument(flag, include_in_web_ui=ui, **rest)  # type: ignore[arg-type]
+    def add(flag: str, *, ui: bool = True, **rest: Any) -> None:
+        parser.add_argument(flag, include_in_web_ui=ui, **rest)
 
     add("--arm", default="adhoc", metavar="NAME", help="name of the server configuration under load")
     add(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import gevent
@@ -75,8 +74,8 @@ class MetricsSampler:
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Take the first, full sample now and go on in the background."""
-        self._sample(everything=True)
+        """Take the first, full sample (the state at time 0, before any load) and go on in the background."""
+        self._sample(everything=True, t_ms=0.0)
         self._greenlet = gevent.spawn(self._poll)
 
     def stop(self) -> None:
@@ -92,14 +91,16 @@ class MetricsSampler:
             gevent.sleep(_PERIOD_S)
             self._sample(everything=False)
 
-    def _sample(self, *, everything: bool) -> None:
+    def _sample(self, *, everything: bool, t_ms: float | None = None) -> None:
         for server_id, url in enumerate(self._urls):
             if url in self._mute:
                 continue
-            for sample in self._fetch(url, server_id, everything):
+            for sample in self._fetch(url, server_id, everything, t_ms):
                 self._recorder.append(sample)
 
-    def _fetch(self, url: str, server_id: int, everything: bool) -> Iterable[ServerSample]:
+    def _fetch(
+        self, url: str, server_id: int, everything: bool, t_ms: float | None
+    ) -> Iterable[ServerSample]:
         try:
             with self._http.get(url, timeout=_TIMEOUT_S, stream=True) as answer:
                 if answer.status_code in (401, 403, 404, 405, 501):
@@ -108,8 +109,8 @@ class MetricsSampler:
                     return ()
                 answer.raise_for_status()
                 text = answer.raw.read(_MAX_BYTES, decode_content=True).decode("utf-8", "replace")
-            t_ms = self._clock.ms(time.monotonic_ns())
-            assert t_ms is not None
+            if t_ms is None:
+                t_ms = self._clock.now_ms()
             return parse_samples(text, t_ms=t_ms, server_id=server_id, everything=everything)
         except (requests.RequestException, OSError) as error:
             logger.warning("no sample from %s: %s", url, error)

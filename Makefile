@@ -1,0 +1,122 @@
+# Faceoff. `make help` lists the commands; DESIGN and method: docs/.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PROFILE ?= sim
+ARMS ?=
+USERS ?=
+PLAN ?= smoke
+RUN ?= latest
+# The rest (WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS) is passed on only where it is given.
+WORKLOADS ?=
+REPEATS ?=
+SESSIONS ?=
+SEED ?=
+MODEL ?=
+CORPUS ?=
+DRY_RUN ?=
+PYTHON ?= python3
+PY := .venv/bin/python
+STAMP := $(shell date -u +%Y%m%dT%H%M%SZ)
+
+# Everything that a make variable says reaches the shell through the environment, never as shell text.
+export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN
+
+.PHONY: help
+help: ## list the commands
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	echo
+	echo '  e.g. make load USERS=16'
+	echo '       make load USERS=16 ARMS="a=http://127.0.0.1:8001 b=http://127.0.0.1:8002"'
+
+# -- set-up ---------------------------------------------------------------------------------------------
+
+.venv/.installed: requirements.lock pyproject.toml
+	@if [ ! -x $(PY) ]; then
+	    echo 'Setting up .venv (once, about half a minute) …' >&2
+	    $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Faceoff needs Python 3.11 or newer: pass PYTHON=/path/to/python3.11")'
+	    $(PYTHON) -m venv .venv
+	fi
+	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . 2>/dev/null ||
+	    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv/.dev: requirements-dev.lock .venv/.installed
+	@echo 'Installing the development tools …' >&2
+	.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@
+
+# -- the main job ---------------------------------------------------------------------------------------
+
+# Run $PLAN against running (URLs in ARMS) or freshly started arms, then judge it.
+define sweep
+	out="results/$(STAMP)-$$(basename "$$PLAN" .toml)"
+	case "$$ARMS" in
+	    *://*) start=(env "FACEOFF_ARMS=$$ARMS") ;;
+	    *) start=(bash servers/with_arms.sh "$$PROFILE" "$$ARMS" --) ;;
+	esac
+	code=0
+	"$${start[@]}" $(PY) -m locustfiles.sweep --plan "$$PLAN" --out "$$out" --users "$$USERS" \
+	    --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS" --seed "$$SEED" \
+	    --model "$$MODEL" --corpus "$$CORPUS" $${DRY_RUN:+--dry-run} || code=$$?
+	if [ -e "$$out/manifest.json" ]; then
+	    $(PY) -m reports build "$$out" || { [ "$$code" -ne 0 ] || code=1; }
+	fi
+	exit "$$code"
+endef
+
+.PHONY: load
+load: PLAN = load
+load: .venv/.installed ## the main job: three workloads against every arm, three times, and the verdict (USERS=16)
+	@if [ -z "$$USERS" ]; then USERS=16; fi
+	$(sweep)
+
+.PHONY: compare
+compare: .venv/.installed ## a whole plan: PLAN=smoke|seed|nightly|path.toml (DRY_RUN=1 lists its cells)
+	@$(sweep)
+
+.PHONY: report
+report: .venv/.installed ## judge and render a run again, from its files alone: RUN=latest
+	@$(PY) -m reports build "$$RUN"
+
+# -- servers --------------------------------------------------------------------------------------------
+
+.PHONY: servers
+servers: .venv/.installed ## bring a profile's arms up and leave them up (PROFILE= ARMS=)
+	@# shellcheck disable=SC2086
+	bash servers/up.sh "$$PROFILE" $$ARMS
+
+.PHONY: stop
+stop: ## stop them
+	@bash servers/down.sh "$$PROFILE" $$ARMS
+
+.PHONY: status
+status: ## show them, one line per arm
+	@bash servers/status.sh "$$PROFILE"
+
+.PHONY: ui
+ui: .venv/.installed ## Locust's web UI on 127.0.0.1:8089, against one running arm (HOST=http://127.0.0.1:8101)
+	@exec .venv/bin/locust -f locustfiles/single_turn.py,locustfiles/shared_prefix.py,locustfiles/multi_turn.py \
+	    --class-picker --web-host 127.0.0.1 --host "$${HOST:-http://127.0.0.1:8101}"
+
+# -- development ----------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: .venv/.dev ## ruff, mypy, shellcheck
+	@.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	git ls-files '*.sh' .ci/run | xargs .venv/bin/shellcheck -x
+
+.PHONY: test
+test: .venv/.dev ## everything that needs no GPU, no browser and no vLLM
+	@.venv/bin/pytest -m 'not vllm and not ui'
+
+.PHONY: test-vllm
+test-vllm: .venv/.dev ## real vLLM on the CPU (installs it once: minutes, 3.5 GB)
+	@bash servers/setup_cpu.sh
+	.venv/bin/pytest -m vllm tests/real
