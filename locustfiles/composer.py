@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from locustfiles.corpus import Line, Topic
 from locustfiles.token_table import Counted, TokenTable
@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 #: Exact remainders are looked up to this many tokens; longer ones are filled with paragraphs first.
 REACH = 4096
+#: Tries to correct a text where counts do not add up.
+TRIES = 60
 #: Sentences of a paragraph, besides its heading.
 PARAGRAPH = (4, 9)
 
@@ -73,6 +75,16 @@ class _Lengths:
         return chosen
 
 
+class Dice(NamedTuple):
+    """What a text is drawn with: ``end`` draws the question and the last sentences, ``body`` all else.
+
+    So texts that differ in ``end`` or by a few tokens have most of their text in common.
+    """
+
+    body: Random
+    end: Random
+
+
 class Composer:
     """Composes texts of exact length from a table's pieces. Holds no state between texts."""
 
@@ -99,53 +111,54 @@ class Composer:
         """About how many tokens a text has, judging by the corpus."""
         return round(len(text) / self._per_token)
 
-    def text(self, rng: Random, budget: int, opening: Counted, name: Counted) -> str:
+    def asking(
+        self,
+        dice: Dice,
+        budget: int,
+        opening: Counted,
+        questions: Sequence[Counted],
+        heads: Sequence[Counted],
+    ) -> str:
         """User text of ``budget`` tokens: opening, notes, question. Where that does not fit, single words
-        after ``name`` (or a shorter name)."""
-        return self._asking(rng, budget, opening, self._table.questions) or self._short(rng, budget, name)
+        after the first of ``heads`` that allows it.
 
-    def follow_up(self, rng: Random, budget: int, name: Counted) -> str:
-        """The same for a later turn: a remark on the answer, more notes, a question about both."""
-        opening = pick(rng, self._table.follow_ups)
-        return self._asking(rng, budget, opening, self._table.follow_up_questions) or self._short(
-            rng, budget, name
-        )
+        Raises:
+            ValueError: if there is no such text (a few lengths near 0).
+        """
+        for question in shuffled(dice.end, questions):
+            rest = budget - opening.tokens - question.tokens
+            if rest > self._safe or self._ends.can(rest):
+                return "".join((opening.text, *self._sentences(dice, rest), question.text))
+        for head in heads:
+            if self._words.can(budget - head.tokens):
+                return head.text + self._keywords(dice, budget - head.tokens)
+        raise self._no_words(budget)
 
-    def notes(self, rng: Random, budget: int) -> str:
+    def notes(self, dice: Dice, budget: int) -> str:
         """Sentences of ``budget`` tokens, with a space before them, and no question; words if it is tiny.
 
         Raises:
             ValueError: if no combination of words has that many tokens (a few lengths near 0).
         """
         if budget > self._safe or self._ends.can(budget):
-            return "".join(self._sentences(rng, budget))
-        return self._keywords(rng, budget)
+            return "".join(self._sentences(dice, budget))
+        return self._keywords(dice, budget)
 
-    def _asking(self, rng: Random, budget: int, opening: Counted, questions: Sequence[Counted]) -> str | None:
-        for question in shuffled(rng, questions):
-            rest = budget - opening.tokens - question.tokens
-            if rest > self._safe or self._ends.can(rest):
-                return "".join((opening.text, *self._sentences(rng, rest), question.text))
-        return None
-
-    def _short(self, rng: Random, budget: int, name: Counted) -> str:
-        names = self._table.inner_names if name.text.startswith(" ") else self._table.names
-        head = name
-        if not self._words.can(budget - head.tokens):
-            head = min(names, key=lambda other: other.tokens)
-        return head.text + self._keywords(rng, budget - head.tokens)
-
-    def _keywords(self, rng: Random, budget: int) -> str:
+    def _keywords(self, dice: Dice, budget: int) -> str:
         if not self._words.can(budget):
-            raise ValueError(
-                f"no words of exactly {budget} tokens for {self._table.model!r} (they have "
-                f"{self._words.lengths}): ask for a slightly longer text"
-            )
-        return "".join(self._words.fill(rng, budget))
+            raise self._no_words(budget)
+        return "".join(self._words.fill(dice.end, budget))
 
-    def _sentences(self, rng: Random, rest: int) -> list[str]:
+    def _no_words(self, budget: int) -> ValueError:
+        return ValueError(
+            f"no words of exactly {budget} tokens for {self._table.model!r} (they have "
+            f"{self._words.lengths}): ask for a slightly longer text"
+        )
+
+    def _sentences(self, dice: Dice, rest: int) -> list[str]:
         """Paragraphs, as long as a remainder is left that sentences can fill exactly; then those."""
         parts: list[str] = []
+        rng = dice.body
         slots = self._table.slots
         decks = {topic.name: _Deck(rng, topic) for topic in self._table.topics} if rest > self._safe else {}
         order: list[str] = []
@@ -160,10 +173,10 @@ class Composer:
                     tokens += sum(value.tokens for value in values)
                     text = line.fill([value.text for value in values])
                 if rest - tokens < self._safe:
-                    return parts + self._ends.fill(rng, rest)
+                    return parts + self._ends.fill(dice.end, rest)
                 parts.append(text)
                 rest -= tokens
-        return parts + self._ends.fill(rng, rest)
+        return parts + self._ends.fill(dice.end, rest)
 
 
 class _Deck:
@@ -184,3 +197,27 @@ class _Deck:
                 self._left = shuffled(rng, self._topic.sentences)
             lines.append(self._left.pop())
         return lines
+
+
+def settle(write: Callable[[int, int], T], count: Callable[[T], int], budget: int, target: int) -> T:
+    """``write(budget, variant)`` such that it counts ``target`` tokens, for tokenizers whose counts do not
+    add up: the budget is corrected by what was missing, and each variant ends differently.
+
+    Raises:
+        ValueError: if none was found.
+    """
+    problem = ""
+    for variant in range(TRIES):
+        try:
+            text = write(budget, variant)
+        except ValueError as error:
+            problem = f" ({error})"
+            budget += 1
+            continue
+        missing = target - count(text)
+        if missing == 0:
+            return text
+        budget += missing
+    raise ValueError(
+        f"no text of exactly {target} tokens was found in {TRIES} tries{problem}; ask for a few more"
+    )

@@ -11,21 +11,24 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import msgspec
 
 from locustfiles.body import Message
-from locustfiles.composer import Composer, pick, shuffled
+from locustfiles.composer import Composer, Dice, pick, settle, shuffled
 from locustfiles.token_counter import TokenCounter, TokenCountError
+from locustfiles.token_measure import count_corpus
 from locustfiles.token_table import (
     ANSWER,
+    HEAD,
     NONCE_WORDS,
+    OPEN,
     SYSTEM_HEAD,
     Counted,
     Counter,
     TokenTable,
     common_prefix,
-    count_corpus,
     user_message,
 )
 
@@ -38,8 +41,8 @@ __all__ = [
     "measure_table",
 ]
 
-#: Tries to correct a prompt where counts do not add up.
-CORRECTIONS = 40
+T = TypeVar("T")
+
 #: Openings are told apart for this many users and turns; beyond that only the text after them differs.
 MAX_USERS = 1024
 MAX_TURNS = 4
@@ -87,7 +90,7 @@ class PromptWriter:
         self._cell = (seed, workload, point, users, repeat)
         self._composer = Composer(table)
         self._nonce = "" if nonce is None else nonce_line(table, nonce)
-        self._nonce_tokens = 0 if nonce is None else table.nonce_tokens
+        self._stand_in: int | None = None
         self._prefixes: dict[int, str] = {}
         # Shuffled once per cell: the order in which users take first words and openings take values.
         rng = self._rng("heads")
@@ -101,13 +104,16 @@ class PromptWriter:
         Raises:
             ValueError: if ``tokens`` cannot hold the template and a word; it says the minimum.
         """
-        overhead = self._table.user_overhead + self._nonce_tokens
+        table = self._table
+        names = table.line_names if self._nonce else table.names
+        overhead = table.user_overhead + (table.nonce_tokens if self._nonce else 0)
+        self._check(tokens, overhead, names, "a prompt")
 
-        def write(budget: int) -> list[Message]:
-            return [user_message(self._nonce + self._opened(user, session, 1, budget, self._table.names))]
+        def write(budget: int, variant: int) -> list[Message]:
+            return [user_message(self._nonce + self._opened(user, session, 1, variant, budget, names))]
 
-        self._check(tokens, overhead, self._table.names, "a prompt")
-        return self._prompt(self._corrected(write, tokens - overhead, tokens), tokens)
+        messages = self._settled(write, self._count, tokens - overhead, tokens)
+        return self._prompt(messages, tokens)
 
     def shared(self, user: int, session: int, turn: int, prefix: int, suffix: int) -> Prompt:
         """A system message that all prompts of the cell share, and a user message of their own; ``prefix`` +
@@ -115,24 +121,21 @@ class PromptWriter:
 
         ``prefix`` counts what any two of these prompts have in common: template header, system message, and
         the template up to the first token of the user's text (where the server did not tell token ids: up to
-        the end of the system message).
+        the end of the system message). Where the template takes no system message, both share a user message.
 
         Raises:
             ValueError: if ``prefix`` or ``suffix`` is too small; it says the minimum.
         """
         table = self._table
-        names = table.names if table.system else table.inner_names
+        names = table.suffix_names
         self._check(suffix, table.suffix_overhead, names, "a suffix")
         head = self._prefix(prefix)
 
-        def write(budget: int) -> list[Message]:
-            text = self._opened(user, session, turn, budget, names)
-            if not table.system:
-                return [user_message(head + text)]
-            return [{"role": "system", "content": head}, user_message(text)]
+        def write(budget: int, variant: int) -> list[Message]:
+            return self._after(head, self._opened(user, session, turn, variant, budget, names))
 
-        total = prefix + suffix
-        return self._prompt(self._corrected(write, suffix - table.suffix_overhead, total), total)
+        messages = self._settled(write, self._count, suffix - table.suffix_overhead, prefix + suffix)
+        return self._prompt(messages, prefix + suffix)
 
     def follow_up(
         self,
@@ -152,26 +155,31 @@ class PromptWriter:
         Raises:
             ValueError: if ``growth_user`` is too small; it says the minimum.
         """
-        overheads = self._table.turn_overheads
-        overhead = overheads[min(turn - 2, len(overheads) - 1)] if turn >= 2 else overheads[0]
-        self._check(growth_user, overhead, self._table.names, "a later turn")
+        table = self._table
+        overhead = table.turn_overheads[max(0, min(turn - 2, len(table.turn_overheads) - 1))]
+        heads = table.follow_ups
+        self._check(growth_user, overhead, heads, "a later turn")
         if answer_tokens is None:
             answer_tokens = self._composer.estimate(answer)
-        total = prompt.tokens + answer_tokens + growth_user
 
-        def write(budget: int) -> list[Message]:
-            rng = self._rng(user, session, turn)
-            return [user_message(self._composer.follow_up(rng, budget, self._name(user, session)))]
+        def write(budget: int, variant: int) -> list[Message]:
+            dice = self._dice(user, session, turn, variant)
+            opening = pick(dice.body, heads)
+            shorter = sorted(heads, key=lambda head: head.tokens)
+            questions = table.follow_up_questions
+            return [user_message(self._composer.asking(dice, budget, opening, questions, shorter))]
 
         # Corrected as the second turn of a stand-in conversation: the real one may be long, and its answer's
         # tokens are the server's business.
-        text = self._corrected(write, growth_user - overhead, growth_user, stand_in=True)
+        text = self._settled(write, self._count_turn, growth_user - overhead, growth_user)
         messages = [*prompt.messages, {"role": "assistant", "content": answer}, *text]
-        return self._prompt(messages, total)
+        return self._prompt(messages, prompt.tokens + answer_tokens + growth_user)
 
     # -- parts ------------------------------------------------------------------------------------------
 
-    def _opened(self, user: int, session: int, turn: int, budget: int, names: Sequence[Counted]) -> str:
+    def _opened(
+        self, user: int, session: int, turn: int, variant: int, budget: int, names: Sequence[Counted]
+    ) -> str:
         """User text of ``budget`` tokens that begins with an opening of its own."""
         table = self._table
         name = names[self._names[(user + 37 * session) % len(names)]]
@@ -188,24 +196,28 @@ class PromptWriter:
             name.text + line.fill([value.text for value in values]),
             name.tokens + line.tokens + sum(value.tokens for value in values),
         )
-        return self._composer.text(self._rng(user, session, turn), budget, opening, name)
-
-    def _name(self, user: int, session: int) -> Counted:
-        names = self._table.names
-        return names[self._names[(user + 37 * session) % len(names)]]
+        shorter = sorted(names, key=lambda other: other.tokens)[:4]
+        dice = self._dice(user, session, turn, variant)
+        return self._composer.asking(dice, budget, opening, table.questions, [name, *shorter])
 
     def _prefix(self, prefix: int) -> str:
         """The shared text, the same for the whole cell."""
         if prefix not in self._prefixes:
-            overhead = self._table.prefix_overhead + self._nonce_tokens
+            overhead = self._table.prefix_overhead + (self._table.prefix_nonce_tokens if self._nonce else 0)
             if prefix < overhead:
                 raise ValueError(f"a prefix of {prefix} tokens is too short: the minimum is {overhead}")
 
-            def write(budget: int) -> str:
-                return self._nonce + SYSTEM_HEAD + self._composer.notes(self._rng("prefix"), budget)
+            def write(budget: int, variant: int) -> str:
+                return self._nonce + SYSTEM_HEAD + self._composer.notes(self._dice("prefix", variant), budget)
 
-            self._prefixes[prefix] = self._corrected_prefix(write, prefix - overhead, prefix)
+            self._prefixes[prefix] = self._settled(write, self._count_prefix, prefix - overhead, prefix)
         return self._prefixes[prefix]
+
+    def _after(self, head: str, text: str) -> list[Message]:
+        """A shared head and what follows it."""
+        if self._table.system:
+            return [{"role": "system", "content": head}, user_message(text)]
+        return [user_message(head + text)]
 
     def _check(self, tokens: int, overhead: int, names: Sequence[Counted], what: str) -> None:
         least = overhead + min(name.tokens for name in names)
@@ -229,98 +241,40 @@ class PromptWriter:
         key = msgspec.json.encode([*self._cell, *place])
         return Random(int.from_bytes(blake2b(key, digest_size=16).digest(), "big"))
 
+    def _dice(self, *place: object) -> Dice:
+        """``place`` ends with the variant."""
+        return Dice(self._rng(*place[:-1]), self._rng(*place, "end"))
+
     # -- correction, for tokenizers whose counts do not add up --------------------------------------------
 
-    def _corrected(
-        self, write: Callable[[int], list[Message]], budget: int, target: int, stand_in: bool = False
-    ) -> list[Message]:
-        """``write(budget)``, corrected to ``target`` tokens by counting if need be."""
-        if self._counter is None:
-            return write(budget)
+    def _settled(
+        self, write: Callable[[int, int], T], count: Callable[[Counter, T], int], budget: int, target: int
+    ) -> T:
+        """``write(budget, 0)``; where counts do not add up, corrected to ``target`` tokens by counting."""
         counter = self._counter
-        before: list[Message] = []
-        base = 0
-        if stand_in:
-            first = [user_message(ANSWER)]
-            before = [*first, {"role": "assistant", "content": ANSWER}]
-            base = counter.count_messages(first) + self._answer_tokens()
+        if counter is None:
+            return write(budget, 0)
+        return settle(write, lambda text: count(counter, text), budget, target)
 
-        def count(messages: list[Message]) -> int:
-            return counter.count_messages([*before, *messages]) - base
+    def _count(self, counter: Counter, messages: list[Message]) -> int:
+        return counter.count_messages(messages)
 
-        return _settle(write, count, budget, target, self._table)
+    def _count_turn(self, counter: Counter, text: list[Message]) -> int:
+        """What a turn adds besides its answer's tokens."""
+        first = user_message(HEAD + OPEN)
+        if self._stand_in is None:
+            self._stand_in = counter.count_messages([first]) + self._table.answer_tokens
+        answer = {"role": "assistant", "content": ANSWER}
+        return counter.count_messages([first, answer, *text]) - self._stand_in
 
-    def _answer_tokens(self) -> int:
-        assert self._counter is not None
-        one = self._counter.count_messages([user_message(ANSWER)])
-        return self._counter.count_messages([user_message(f"{ANSWER} {ANSWER}")]) - one
-
-    def _corrected_prefix(self, write: Callable[[int], str], budget: int, target: int) -> str:
-        if self._counter is None:
-            return write(budget)
-        counter, table = self._counter, self._table
-
-        def messages(text: str, first: str) -> list[Message]:
-            if not table.system:
-                return [user_message(f"{text} {first}")]
-            return [{"role": "system", "content": text}, user_message(first)]
-
-        def count(parts: list[Message]) -> int:
-            text = parts[0]["content"]
-            one = counter.count_ids(messages(text, "I wrote."))
-            two = counter.count_ids(messages(text, "Walter wrote."))
-            if one and two:
-                return common_prefix(one, two)
-            alone = counter.count_messages([user_message("I wrote.")])
-            return counter.count_messages(messages(text, "I wrote.")) - alone
-
-        settled = _settle(lambda tokens: [user_message(write(tokens))], count, budget, target, table)
-        return settled[0]["content"]
-
-
-def _settle(
-    write: Callable[[int], list[Message]],
-    count: Callable[[list[Message]], int],
-    budget: int,
-    target: int,
-    table: TokenTable,
-) -> list[Message]:
-    """Compose for a budget that the counted length shows to be right; the last steps append single words.
-
-    Raises:
-        ValueError: if no text of exactly ``target`` tokens was found.
-    """
-    best: tuple[int, list[Message]] | None = None
-    tried: set[int] = set()
-    for _ in range(CORRECTIONS // 4):
-        if budget in tried:
-            break
-        tried.add(budget)
-        try:
-            messages = write(budget)
-        except ValueError:
-            break
-        missing = target - count(messages)
-        if missing == 0:
-            return messages
-        if missing > 0 and (best is None or missing < best[0]):
-            best = (missing, messages)
-        budget += missing
-    # Counts jump over the target: take the longest text that is too short, and feel forward word by word.
-    for step in range(CORRECTIONS):
-        if best is None:
-            budget -= 1 + step
-            messages = write(budget)
-        else:
-            missing, kept = best
-            word = table.words[step % len(table.words)].text
-            messages = [*kept[:-1], {**kept[-1], "content": kept[-1]["content"] + word}]
-        missing = target - count(messages)
-        if missing == 0:
-            return messages
-        if missing > 0 and (best is None or missing < best[0]):
-            best = (missing, messages)
-    raise ValueError(f"no text of exactly {target} tokens found for {table.model!r} in {CORRECTIONS} tries")
+    def _count_prefix(self, counter: Counter, head: str) -> int:
+        """Tokens that prompts with this shared text have in common."""
+        one, two = (self._after(head, name.text + OPEN) for name in self._table.suffix_names[:2])
+        ids = counter.count_ids(one), counter.count_ids(two)
+        if ids[0] and ids[1]:
+            return common_prefix(ids[0], ids[1])
+        tail = self._table.suffix_overhead + self._table.suffix_names[0].tokens + self._table.open_tokens
+        return counter.count_messages(one) - tail
 
 
 def measure_table(
@@ -360,7 +314,7 @@ def _trial(table: TokenTable, counter: Counter) -> list[int]:
         first = writer.single(trial, trial, least + 300 + 97 * trial)
         compare(first)
         compare(writer.single(trial, 0, least + 3 + trial))
-        prefix = table.prefix_overhead + table.nonce_tokens + 200 + 31 * trial
+        prefix = table.prefix_overhead + table.prefix_nonce_tokens + 200 + 31 * trial
         one = writer.shared(0, trial, 1, prefix, table.suffix_overhead + 120)
         compare(one)
         two = writer.shared(1, trial, 1, prefix, table.suffix_overhead + 120)

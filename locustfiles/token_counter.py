@@ -32,7 +32,14 @@ _MAX_COUNT = 1 << 31
 
 
 class TokenCountError(RuntimeError):
-    """A count could not be had; the message says what happened, where and what to do."""
+    """A count could not be had; the message says what happened, where and what to do.
+
+    ``status`` is the HTTP status of a refusal, None where the server gave no answer or an unusable one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class TokenCounter:
@@ -122,7 +129,7 @@ class TokenCounter:
         if not usable and not self._proven and (status == 200 or status in NOT_HERE):
             return None
         if not usable:
-            raise TokenCountError(self._refusal("/tokenize", status, answer))
+            raise TokenCountError(self._refusal("/tokenize", status, answer), status)
         self._proven = True
         return answer
 
@@ -141,7 +148,7 @@ class TokenCounter:
         path = "/v1/chat/completions"
         status, answer = self._post(path, body)
         if status != 200:
-            raise TokenCountError(self._refusal(path, status, answer))
+            raise TokenCountError(self._refusal(path, status, answer), status)
         usage = (answer or {}).get("usage")
         count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         if type(count) is not int or not 0 < count < _MAX_COUNT:
