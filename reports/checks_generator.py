@@ -1,0 +1,118 @@
+"""Checks of the instruments: the load generator, both ends' clocks, the simulator's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports import metrics
+from reports.check import Check, Finding, per_arm
+from reports.read import Cell, Run
+
+CPU_LIMIT = 0.9
+"""A process above this share of a core queues its own work."""
+LAG_LIMIT_MS = {"kernel": 50.0, "user": 5.0}
+"""p99 of event-loop lag, wall time. With kernel stamps a late loop delays what is sent next, not what is
+measured, so only a stall that distorts the load counts; without them the lag is an error of TTFT itself."""
+COALESCED_LIMIT = 0.05
+"""Share of first tokens that arrived in a read with further tokens, hence stamped late. A median moves by at
+most the distance between p50 and p55."""
+TTFT_RELATIVE = 0.10
+TTFT_ABSOLUTE_S = 0.020
+"""Client and server TTFT may differ by the larger of 10 % and 20 ms of wall time (network, parsing)."""
+LATENESS_LIMIT = 0.05
+"""Mean lateness of the simulator, as a share of the TTFT p50 that it distorts."""
+
+TTFT_ONLY = frozenset({"ttft", "ttfa"})
+
+
+def generator_healthy(run: Run) -> list[Check]:
+    """The load generator was not the bottleneck."""
+    limit = (
+        f"CPU <= {CPU_LIMIT:.0%} of a core, loop lag p99 <= {LAG_LIMIT_MS['kernel']:g} ms "
+        f"({LAG_LIMIT_MS['user']:g} ms without kernel stamps), "
+        f"coalesced first tokens <= {COALESCED_LIMIT:.0%}"
+    )
+    return per_arm(run, "generator healthy", limit, judge_generator)
+
+
+def judge_generator(cells: Sequence[Cell]) -> Finding:
+    """The worst of the cells of a level."""
+    badness, parts, unknown = 0.0, dict[str, tuple[float, str]](), False
+    for cell in cells:
+        if cell.done is None:
+            continue
+        health = cell.done.generator
+        stamp = "user" if health.user_stamps else "kernel"
+        firsts = sum(row.first_token_ms is not None for row in cell.attempts)
+        share = health.first_token_coalesced / firsts if firsts else 0.0
+        shown = [("coalesced", share / COALESCED_LIMIT, f"coalesced first tokens {share:.1%}")]
+        if health.cpu_share is None or health.loop_lag_p99_ms is None:
+            unknown = True
+        if health.cpu_share is not None:
+            shown.append(("cpu", health.cpu_share / CPU_LIMIT, f"CPU {health.cpu_share:.0%}"))
+        if health.loop_lag_p99_ms is not None:
+            lag = health.loop_lag_p99_ms
+            shown.append(("lag", lag / LAG_LIMIT_MS[stamp], f"loop lag p99 {lag:.1f} ms ({stamp} stamps)"))
+        for name, ratio, text in shown:
+            parts[name] = max(parts.get(name, (0.0, text)), (ratio, text))
+            badness = max(badness, ratio)
+    text = ", ".join(text for _, text in parts.values())
+    if badness <= 1 and unknown:
+        return Finding(None, f"CPU or loop lag not recorded ({text})", badness)
+    return Finding(badness <= 1, text, badness)
+
+
+def ttft_agrees(run: Run) -> list[Check]:
+    """The client's mean TTFT is the server's own (its histogram over the same attempts)."""
+    limit = f"means within the larger of {TTFT_RELATIVE:.0%} and {TTFT_ABSOLUTE_S * 1000:g} ms of wall time"
+
+    def judge(cells: Sequence[Cell]) -> Finding | None:
+        findings = [judge_ttft(run, cell) for cell in cells]
+        judged = [found for found in findings if found.ok is not None]
+        return max(judged, key=lambda found: found.badness) if judged else findings[0]
+
+    return per_arm(run, "client and server TTFT agree", limit, judge, metrics=TTFT_ONLY)
+
+
+def judge_ttft(run: Run, cell: Cell) -> Finding:
+    """One cell: every attempt that got a first token, warm-up and drain included, on both ends."""
+    arm = run.arm(cell.record.arm)
+    if arm and arm.metrics_urls and not any(url.startswith(arm.url) for url in arm.metrics_urls):
+        return Finding(None, "the metrics are those of servers behind this arm")
+    total = cell.server.increase("vllm:time_to_first_token_seconds_sum")
+    count = cell.server.increase("vllm:time_to_first_token_seconds_count")
+    client = [row.ttft_ms / 1000 for row in cell.attempts if row.ttft_ms is not None]
+    if total is None or not count or not client:
+        return Finding(None, "the server exports no TTFT histogram")
+    if abs(count - len(client)) > 0.1 * count:
+        return Finding(None, f"the server counted {count:.0f} first tokens, the client {len(client)}")
+    server, seen = total / count, sum(client) / len(client)
+    scale = cell.done.clock_scale if cell.done else 1.0
+    allowed = max(TTFT_RELATIVE * server, TTFT_ABSOLUTE_S * scale)
+    badness = abs(seen - server) / allowed
+    return Finding(badness <= 1, f"client {seen:.3f} s, server {server:.3f} s", badness)
+
+
+def simulator_on_time(run: Run) -> list[Check]:
+    """A simulated server kept to its own schedule."""
+    if not run.simulated:
+        return []
+    limit = f"mean lateness <= {LATENESS_LIMIT:.0%} of TTFT p50 (model time)"
+    return per_arm(run, "simulator on time", limit, judge_lateness)
+
+
+def judge_lateness(cells: Sequence[Cell]) -> Finding:
+    """Worst repeat of a level."""
+    worst = Finding(None, "the server exports no lateness")
+    for cell in cells:
+        total = cell.server.increase("faceoff_sim:lateness_seconds_sum")
+        count = cell.server.increase("faceoff_sim:lateness_seconds_count")
+        ttft = metrics.statistic(cell, "ttft_p50", None, {})
+        if total is None or not count or not ttft or cell.done is None:
+            continue
+        late = total / count * cell.done.clock_scale
+        share = late / ttft
+        text = f"mean lateness {late * 1000:.2f} ms of model time, {share:.1%} of TTFT p50"
+        found = Finding(share <= LATENESS_LIMIT, text, share)
+        worst = found if worst.ok is None or found.badness > worst.badness else worst
+    return worst
