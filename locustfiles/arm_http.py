@@ -9,11 +9,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import requests
+import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
 from locustfiles.arms import Arm, ArmError, auth_headers, key_variable
@@ -23,6 +24,7 @@ ANSWER_S = 30.0
 #: A first request may wait for a server's own warm-up.
 GENERATE_S = 300.0
 MAX_TEXT = 64 * 1024
+MAX_LINE = 4 * 1024 * 1024
 
 
 def one_line(text: object, limit: int = 300) -> str:
@@ -91,7 +93,9 @@ class ArmHttp:
 
     def _request(self, method: str, url: str, timeout: float = ANSWER_S, **more: Any) -> requests.Response:
         """One request; the key goes only to the arm's own address, and redirects are not followed."""
-        headers = self.headers if url.startswith(self.arm.url + "/") else {}
+        headers = {"Accept-Encoding": "identity"}
+        if url.startswith(self.arm.url + "/"):
+            headers |= self.headers
         try:
             return self.session.request(
                 method, url, headers=headers, timeout=(CONNECT_S, timeout), allow_redirects=False, **more
@@ -214,15 +218,29 @@ class ArmHttp:
                 raw = response.raw.read(MAX_TEXT, decode_content=True)
                 reply.message, reply.body = _refusal(raw)
                 return reply
-            # None: lines come as soon as their bytes do.
-            for line in response.iter_lines(chunk_size=None):
+            for line, at in _lines(response.raw):
                 if line.startswith(b"data:"):
-                    _take(reply, line[5:].strip(), time.monotonic() - started)
+                    _take(reply, line[5:].strip(), at - started)
             return reply
-        except requests.exceptions.RequestException as error:
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise ArmError(f"arm {self.arm.name}: a short request broke off ({_cause(error)})") from None
         finally:
             response.close()
+
+
+def _lines(raw: urllib3.BaseHTTPResponse) -> Iterator[tuple[bytes, float]]:
+    """Lines of a body with the time at which they were read, as soon as they arrive.
+
+    Not ``iter_lines``: it waits for the end of a body that comes without chunked encoding.
+    """
+    rest = b""
+    while data := raw.read1(MAX_TEXT, decode_content=True):
+        at = time.monotonic()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line, at
+        if len(rest) > MAX_LINE:
+            raise OSError(f"a line of more than {MAX_LINE} bytes")
 
 
 def _cause(error: Exception) -> str:

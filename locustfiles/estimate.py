@@ -5,6 +5,7 @@ Nothing is concluded from these figures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,7 +97,7 @@ def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
 def clock_scale(speeds: Sequence[Speed], users: int) -> float:
     """Clock scale for simulated arms: as fast as the chunk budget allows while all sessions decode."""
     chunks = max(users * decode_rate(speed, users) / speed.chunk_tokens for speed in speeds)
-    return max(1.0, round(min(SCALE_LIMIT, CHUNK_BUDGET / chunks), 1))
+    return max(1.0, math.floor(10 * min(SCALE_LIMIT, CHUNK_BUDGET / chunks)) / 10)
 
 
 def fit_sessions(

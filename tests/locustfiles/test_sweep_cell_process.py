@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from sweep_standin import __file__ as standin_file
+
+from locustfiles.cell_process import CONSOLE, run_cell
+
+
+def cell(mode: str, folder: Path) -> list[str]:
+    return [sys.executable, standin_file, "cell", mode, str(folder), "2", "1", "1"]
+
+
+def test_a_cell_that_ends(tmp_path: Path) -> None:
+    end = run_cell(cell("ok", tmp_path), tmp_path, timeout_s=60)
+    assert (end.exit_code, end.timed_out) == (0, False)
+    assert not (tmp_path / CONSOLE).exists(), "nothing said, no file"
+
+
+def test_a_cell_that_falls_over_leaves_its_words(tmp_path: Path) -> None:
+    end = run_cell(cell("crash", tmp_path), tmp_path, timeout_s=60)
+    assert end.exit_code == 3
+    assert "the cell fell over" in (tmp_path / CONSOLE).read_text(encoding="utf-8")
+
+
+def test_a_cell_past_its_time_is_ended_in_order(tmp_path: Path) -> None:
+    last = tmp_path / "done.json"
+    script = f"trap 'echo > {last}; exit 0' TERM; while :; do sleep 0.05; done"
+    end = run_cell(["sh", "-c", script], tmp_path, timeout_s=1)
+    assert end.timed_out
+    assert last.exists()
+
+
+def test_a_cell_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    script = f"trap '' TERM; sleep 600 & echo $! > {child}; while :; do sleep 0.05; done"
+    end = run_cell(["sh", "-c", script], tmp_path, timeout_s=1, stop_s=0.3)
+    assert end.timed_out
+    assert end.exit_code == -9
+    deadline = time.monotonic() + 10
+    while _alive(int(child.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
