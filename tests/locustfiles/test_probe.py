@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from sweep_standin import StandIn, serving
 
 from locustfiles.arms import Arm, ArmError, parse_arm
 from locustfiles.probe import choose_model, declared_notes, difference_notes, probe_arm, words
 from locustfiles.records import ArmProbe, ArmRecord
+from tests.locustfiles.sweep_standin import StandIn, serving
 
 
 def arm_of(standin: StandIn, more: str = "") -> Arm:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sweep_standin
-from sweep_standin import StandIn, fake_command, fake_tables, serving
 
 from locustfiles import sweep
 from locustfiles.records import Manifest, read_json
 from locustfiles.run import locust_command
+from tests.locustfiles import sweep_standin
+from tests.locustfiles.sweep_standin import StandIn, fake_command, fake_tables, serving
 
 PLAN = """
 repeats = 2

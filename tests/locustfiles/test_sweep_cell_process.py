@@ -5,9 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from sweep_standin import __file__ as standin_file
-
 from locustfiles.cell_process import CONSOLE, run_cell
+from tests.locustfiles.sweep_standin import __file__ as standin_file
 
 
 def cell(mode: str, folder: Path) -> list[str]:
