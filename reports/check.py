@@ -45,8 +45,8 @@ class Check:
 
     @property
     def reason(self) -> str:
-        """``"no verdict: <check> (<arm>: <value>; limit <limit>)"``."""
-        return f"no verdict: {self.check} ({self.arm}: {self.value}; limit: {self.limit})"
+        """``"no verdict: <check> (<arm>: <value>)"``; the limit stands in the certificate."""
+        return f"no verdict: {self.check} ({self.arm}: {self.value})"
 
     def touches(self, level: Level, metric: str) -> bool:
         """Whether a failure here withholds the verdict of this metric at this level."""

@@ -50,7 +50,24 @@ def observed(run: Run, arm: ArmRecord) -> tuple[bool | None, bool | None]:
     ]
     if any(drafted):
         speculative = True
-    return arm.probe.prefix_caching, speculative
+    caching = arm.probe.prefix_caching
+    return hits_seen(run, arm) if caching is None else caching, speculative
+
+
+def hits_seen(run: Run, arm: ArmRecord) -> bool | None:
+    """Whether follow-ups hit, where the probe could not tell about caching.
+
+    None unless at least one had more than two blocks to hit: short prompts miss with caching as well.
+    """
+    block = arm.probe.block_size
+    told = [
+        row.cached_tokens
+        for cell in run.finished
+        if cell.record.arm == arm.name and cell.record.workload != "single_turn"
+        for row, shared in shared_tokens(cell)
+        if row.cached_tokens is not None and block is not None and shared > LOST_BLOCKS * block
+    ]
+    return any(cached > 0 for cached in told) if told else None
 
 
 def features_text(features: tuple[bool | None, bool | None], unknown: str) -> str:
@@ -168,7 +185,7 @@ def follow_ups(run: Run) -> list[Check]:
         arm = run.arm(name)
         if arm is None:
             continue
-        caching = arm.probe.prefix_caching
+        caching = observed(run, arm)[0]
         findings = {
             level: found
             for level, cells in by_level(run, name).items()

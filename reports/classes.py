@@ -92,12 +92,8 @@ def why(run: Run, cells: Sequence[JudgedCell]) -> str:
         reasons = list(dict.fromkeys(reason for cell in cells for reason in cell.reasons))
         if not reasons:
             return "The arms come out the same."
-        more = (
-            f" (and {len(reasons) - 1} more reason{'s' if len(reasons) > 2 else ''})"
-            if len(reasons) > 1
-            else ""
-        )
-        return sentence(reasons[0] + more)
+        more = f" (and {len(reasons) - 2} more)" if len(reasons) > 2 else ""
+        return sentence("; ".join(reasons[:2]) + more)
     winner = cells[0].winner or ""
     rivals = [arm for arm in run.arms if arm != winner and any(arm in cell.values for cell in cells)]
     levels = {cell.level for cell in cells}

@@ -194,6 +194,11 @@ class Decision:
     """The arm with the best value, whatever the intervals say."""
 
 
+def effect_text(effect: float) -> str:
+    """``a difference of 12.0%``, or ``a factor of 4.0`` where a percentage would be silly."""
+    return f"a difference of {effect:.1%}" if effect < 1 else f"a factor of {1 + effect:.1f}"
+
+
 def best_arm(values: Mapping[str, float], metric: str) -> str | None:
     """The arm with the best value."""
     if not values:
@@ -239,7 +244,7 @@ def decide(
         else:
             effect = found.smallest_effect or 0.0
             reasons.append(
-                f"{arm} and {best} cannot be told apart: with this scatter, only a difference of "
-                f"{effect:.1%} or more would show"
+                f"{arm} and {best} cannot be told apart: with this scatter, only "
+                f"{effect_text(effect)} or more would show"
             )
     return Decision("inconclusive" if open_arms else "equivalent", reasons, best)

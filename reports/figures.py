@@ -89,7 +89,9 @@ def to_svg(figure: Figure, label: str, simulated: bool) -> str:
     svg = svg.replace(INK, "currentColor")
     for place, colour in enumerate(ARM_COLOURS):
         svg = svg.replace(colour, f"var(--arm{place})")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
+    width = f"width: {figure.get_figwidth() * 6.6:.0f}rem; max-width: 100%"
+    head = f'<svg role="img" aria-label="{html.escape(label)}" style="{width}" '
+    return svg.replace("<svg ", head, 1)
 
 
 def colour(judgement: Judgement, arm: str) -> str:
@@ -138,8 +140,12 @@ def panel(
     point: str,
     measure: Measure,
     published: tuple[int | None, str],
-) -> bool:
-    """One panel: lines over users, or bars at a single level; repeats as points. False if empty."""
+) -> tuple[bool, bool]:
+    """One panel: lines over users, or bars at a single level; repeats as points.
+
+    Returns:
+        (whether anything was drawn, whether a published number was).
+    """
     series = {
         arm: found
         for arm in judgement.run.arms
@@ -147,9 +153,8 @@ def panel(
     }
     levels = sorted({users for found in series.values() for users in found})
     ax.set_title(point_text(point))
-    ax.set_ylim(bottom=0)
     if not levels:
-        return False
+        return False, False
     single = len(levels) == 1
     for place, (arm, found) in enumerate(series.items()):
         shade, shape = colour(judgement, arm), marker(judgement, arm)
@@ -158,14 +163,14 @@ def panel(
             ax.bar(place, mean(values), width=0.6, color=shade, alpha=0.35)
             offsets = [place + 0.08 * (i - (len(values) - 1) / 2) for i in range(len(values))]
             ax.plot(offsets, values, shape, color=shade, markersize=4)
-            ax.annotate(digits(mean(values)), (place, mean(values)), ha="center", va="bottom", fontsize=8,
+            ax.annotate(digits(mean(values)), (place, max(values)), ha="center", va="bottom", fontsize=8,
                         xytext=(0, 4), textcoords="offset points")  # fmt: skip
             continue
         ax.plot(list(found), [mean(values) for values in found.values()], "-", color=shade)
         for users, values in found.items():
             ax.plot([users] * len(values), values, shape, color=shade, markersize=4,
                     label=arm if users == min(found) else None)  # fmt: skip
-    overlay(ax, judgement, workload, point, published, list(series), levels)
+    reference = overlay(ax, judgement, workload, point, published, list(series), levels)
     if single:
         ax.set_xticks(range(len(series)), list(series))
         ax.set_xlabel(users_text(levels[0]))
@@ -177,7 +182,7 @@ def panel(
         ax.set_xticks(levels, [str(users) for users in levels])
         ax.set_xlabel("users")
     ax.set_ylim(bottom=0)
-    return True
+    return True, reference
 
 
 def overlay(
@@ -188,23 +193,26 @@ def overlay(
     published: tuple[int | None, str],
     arms: Sequence[str],
     levels: Sequence[int],
-) -> None:
-    """The reference case's numbers as hollow markers, where point and level match."""
+) -> bool:
+    """The reference case's numbers as hollow markers, where point and level match; False if none does."""
     turn, metric = published
     try:
         items = parse_point(point)
     except ValueError:
-        return
+        return False
+    drawn = False
     for number in PUBLISHED:
         if number.arm not in arms or number.users not in levels:
             continue
         if not number.matches(workload, items, turn, metric):
             continue
+        drawn = True
         x = arms.index(number.arm) + 0.3 if len(levels) == 1 else number.users
         shade, shape = colour(judgement, number.arm), marker(judgement, number.arm)
         ax.plot([x, x], [number.low, number.high], ":", color=shade)
         ax.plot([x, x], [number.low, number.high], shape, color=shade, markersize=8, markerfacecolor="none",
                 markeredgewidth=1.5)  # fmt: skip
+    return drawn
 
 
 def panels(
@@ -218,11 +226,12 @@ def panels(
     columns = min(3, len(points))
     rows = math.ceil(len(points) / columns)
     figure = Figure(figsize=(max(4.2, 3.1 * columns), 2.9 * rows), layout="constrained")
-    drawn = False
+    drawn, reference = False, False
     handles: dict[str, Any] = {}
     for place, point in enumerate(points):
         ax = figure.add_subplot(rows, columns, place + 1)
-        drawn = panel(ax, judgement, workload, point, measure, published) or drawn
+        filled, overlaid = panel(ax, judgement, workload, point, measure, published)
+        drawn, reference = drawn or filled, reference or overlaid
         ax.set_ylabel(unit)
         lines, labels = ax.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
@@ -231,11 +240,8 @@ def panels(
     if handles:
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
     caption = f"{title}; points are repeats, lines and bars their geometric mean"
-    reference = any(
-        number.matches(workload, point_items(point), *published) for number in PUBLISHED for point in points
-    )
     if reference:
-        caption += "; large hollow markers are the reference case's published numbers, where levels match"
+        caption += "; large hollow markers are the reference case's published numbers"
     if workload == "multi_turn":
         paces = {point_items(point).get("pace", "independent") for point in points}
         caption += f". Pace: {' and '.join(sorted(paces))}"
