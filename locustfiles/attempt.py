@@ -29,10 +29,6 @@ class CellClock:
         """Duration in model ms; None if either end is unknown."""
         return None if begin_ns is None or end_ns is None else (end_ns - begin_ns) * self.scale / 1e6
 
-    def wall_ns(self, model_ms: float) -> int:
-        """The monotonic instant of a model time."""
-        return self.start_ns + round(model_ms / self.scale * 1e6)
-
 
 @dataclass(frozen=True)
 class CellKey:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import gevent
 import msgspec
 from gevent.event import Event
 
@@ -70,6 +71,7 @@ class Cell:
         self.lockstep = Lockstep(users) if point.lockstep else None
         self._offsets = start_offsets(options.seed, users, options.start_spread_s)
         self._seeded = Event()
+        self._seeded_ns = 0
         self._on_complete = on_complete
         self._finished: set[int] = set()
         self._sessions: dict[int, int] = {}
@@ -120,19 +122,26 @@ class Cell:
         sessions = self.options.sessions
         return "measure" if not sessions or session <= sessions else "drain"
 
-    def start_at(self, user: int) -> int | None:
-        """Monotonic ns at which the user's warm-up is to start; None = at once."""
+    def await_start(self, user: int) -> int | None:
+        """Wait for the user's place in the spread of starts; monotonic ns of it, None = there is none.
+
+        Behind a shared prefix the spread begins when user 0, who starts at once, has sent the prefix.
+        """
+        origin = self.clock.start_ns
+        if self.point.prefix and user:
+            self._seeded.wait()
+            origin = self._seeded_ns
         if user >= len(self._offsets) or not self.options.start_spread_s:
             return None
-        return self.clock.wall_ns(self._offsets[user] * 1e3)
+        at = origin + round(self._offsets[user] / self.clock.scale * 1e9)
+        gevent.sleep(max(0.0, (at - time.monotonic_ns()) / 1e9))
+        return at
 
     def seeded(self) -> None:
-        """The shared prefix has been sent: everybody may start."""
-        self._seeded.set()
-
-    def await_seeding(self) -> None:
-        """Wait until user 0 has sent the shared prefix."""
-        self._seeded.wait()
+        """The shared prefix has been sent, or could not be: everybody may start."""
+        if not self._seeded.is_set():
+            self._seeded_ns = time.monotonic_ns()
+            self._seeded.set()
 
     def session_over(self, user: int, session: int) -> None:
         """A session ended, completed or broken. The last user's last measured one ends the cell."""

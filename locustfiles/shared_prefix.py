@@ -1,6 +1,7 @@
 """Shared prefix: one prefix for all users of the cell, such as a long system prompt, then a unique suffix.
 
-Before anyone measures, user 0 sends the prefix twice: hybrid models hit from the third sibling on.
+Before anyone else starts, user 0 sends the prefix twice: hybrid models hit from the third sibling on. It then
+warms up together with the others.
 """
 
 from locust import task
@@ -18,11 +19,10 @@ class SharedPrefix(ChatUser):
         """One session."""
         with self.session() as session:
             seeding = self.number == 0 and session.number == 0
-            if not seeding:
-                self.cell.await_seeding()
-            for turn in (1, 2) if seeding else (1,):
+            for turn in (1, 2, 3) if seeding else (1,):
                 prompt = self.prompts.shared(
                     self.number, session.number, turn, self.point.prefix, self.point.suffix
                 )
                 self.send(session, turn, prompt)
-            self.cell.seeded()
+                if turn == 2:
+                    self.cell.seeded()

@@ -59,6 +59,8 @@ class ChatUser(User):
         self.number = self.cell.join()
         self._connection = Connection(self.cell.target, self.cell.arrivals)
         self._failures = 0
+        self._retry_after = 0.0
+        self._start_ns: int | None = None
 
     @property
     def point(self) -> Point:
@@ -72,9 +74,7 @@ class ChatUser(User):
 
     def on_start(self) -> None:
         """Wait for this user's place in the spread of starts."""
-        at = self.cell.start_at(self.number)
-        if at is not None:
-            gevent.sleep(max(0.0, (at - time.monotonic_ns()) / 1e9))
+        self._start_ns = self.cell.await_start(self.number)
 
     def on_stop(self) -> None:
         """Leave the cell."""
@@ -144,7 +144,7 @@ class ChatUser(User):
                 attempt.intended_ns = self.cell.lockstep.wait(self.number, (attempt.session, attempt.turn))
                 attempt.connect_ms += connection.open(_CONNECT_TIMEOUT_S)  # it may have idled too long
             elif attempt.session == 0 and attempt.turn == 1:
-                attempt.intended_ns = self.cell.start_at(self.number)
+                attempt.intended_ns = self._start_ns
             while True:
                 reused = connection.used
                 attempt.watch = StreamWatch()
@@ -189,8 +189,6 @@ class ChatUser(User):
         if self._failures:
             pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
             gevent.sleep(max(pause, self._retry_after))
-
-    _retry_after = 0.0
 
 
 def _retry_after_s(watch: StreamWatch | None) -> float:
