@@ -94,14 +94,18 @@ choose_arms() { # arms…
 # Puts an arm's variables into the environment of the (sub)shell that calls it. What the caller's own
 # environment happens to call PORT or HOST must not move a server; FACEOFF_HOST is the way to say it.
 load_arm() { # arm
-    unset PORT FLAGS CACHING DRAFTS DEVICE METRICS START_LIMIT
+    local moved
+    unset PORT FLAGS CACHING DRAFTS DEVICE METRICS START_LIMIT EXCLUSIVE_DEVICE
     HOST=${FACEOFF_HOST:-127.0.0.1}
     ARM=$1
     set -a
     # shellcheck disable=SC1090
     . "$PROFILE_DIR/$1.env"
     set +a
-    export ARM HOST
+    # FACEOFF_DEVICE_CACHE=gpu1 puts arm cache on another device than its file says: for a swap control.
+    moved=FACEOFF_DEVICE_$(printf '%s' "$1" | tr 'a-z-' 'A-Z_')
+    DEVICE=${!moved:-${DEVICE-}}
+    export ARM HOST DEVICE
     case ${PORT-} in
     "" | *[!0-9]*) usage_error "$PROFILE_DIR/$1.env: PORT is not a number" ;;
     esac
@@ -145,7 +149,7 @@ arm_spec() ( # arm: prints name=url;caching=…;drafts=…;device=…;log=… of
 )
 
 config_checksum() { # arm: changes when what would be started changes
-    cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh" | cksum | cut -d' ' -f1
+    { cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh" && arm_field "$1" DEVICE; } | cksum | cut -d' ' -f1
 }
 
 # ---- processes --------------------------------------------------------------------------------------------
@@ -351,6 +355,31 @@ await_arms() { # arms…
     done
 }
 
+# Prints the devices of the arms about to start. False when an arm would have to share a device that one of
+# them, or one already up, wants for itself (EXCLUSIVE_DEVICE in its .env).
+claim_devices() { # arms about to start…
+    local arm other device devices="" owners=""
+    for other in $(arm_names); do
+        [ ! -f "$STATE/$other.pid" ] || owners="$owners $(arm_field "$other" DEVICE)=$other"
+    done
+    for arm in "$@"; do
+        device=$(arm_field "$arm" DEVICE)
+        case " $owners " in
+        *" $device="*)
+            if [ -n "$(arm_field "$arm" EXCLUSIVE_DEVICE)" ]; then
+                other=${owners##*" $device="}
+                say "error: $arm and ${other%% *} both want $device for themselves: bring them up one after the" \
+                    "other, or set FACEOFF_DEVICE_<ARM> to another device"
+                return 1
+            fi
+            ;;
+        esac
+        owners="$owners $device=$arm"
+        devices="$devices $device"
+    done
+    printf '%s' "${devices# }"
+}
+
 # Brings the arms up, leaving alone those that already are; STARTED says which were started here. False, with
 # the reason shown, when one could not be: the caller then stops what it started.
 bring_up() { # arms…
@@ -373,9 +402,12 @@ bring_up() { # arms…
         *) missing="$missing $arm" ;;
         esac
     done
+    # shellcheck disable=SC2086
+    FACEOFF_DEVICES=$(claim_devices $missing) || return 1
+    export FACEOFF_DEVICES
     if [ -n "$missing" ] && [ -f "$PROFILE_DIR/prepare.sh" ]; then
         run_command bash "$PROFILE_DIR/prepare.sh" || {
-            [ -n "$EXIT_SIGNAL" ] || say "error: $PROFILE_DIR/prepare.sh failed; no server started"
+            [ -n "$EXIT_SIGNAL" ] || say "no server started: ${PROFILE_DIR#"$ROOT"/}/prepare.sh failed"
             return 1
         }
     fi

@@ -263,3 +263,29 @@ def test_with_arms_names_a_command_that_is_not_there(profile: OwnProfile) -> Non
     assert answer.returncode == 1
     assert "error: cannot run no-such-command: No such file or directory" in answer.stderr
     assert not is_alive(profile.pid("one"))
+
+
+def test_two_arms_that_want_one_device_for_themselves(profile: OwnProfile) -> None:
+    profile.arm("one", DEVICE="gpu0", EXCLUSIVE_DEVICE="yes")
+    profile.arm("two", DEVICE="gpu0", EXCLUSIVE_DEVICE="yes")
+    refused = profile.run("up.sh", "one", "two")
+    assert refused.returncode == 1
+    assert "two and one both want gpu0 for themselves" in refused.stderr
+    assert not (profile.notes / "one").exists()
+
+    profile.env["FACEOFF_DEVICE_TWO"] = "gpu1"
+    assert profile.run("up.sh", "one", "two").returncode == 0
+    specs = profile.run("with_arms.sh", "two", "--", "bash", "-c", 'echo "$FACEOFF_ARMS"').stdout
+    assert ";device=gpu1;" in specs
+
+
+def test_h100_without_a_gpu_says_so_at_once(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FACEOFF_STATE": str(tmp_path / "state")}
+    up = subprocess.run(
+        ["bash", str(SERVERS / "up.sh"), "h100"], env=env, capture_output=True, text=True, timeout=30
+    )
+    assert up.returncode == 1
+    assert up.stdout == ""
+    assert up.stderr.startswith("error: profile h100 needs an NVIDIA GPU")

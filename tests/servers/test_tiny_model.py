@@ -83,7 +83,7 @@ def test_acceptance_by_hand() -> None:
     follower = np.array([1, 2, 3, 4, 5, 0])
     flagged = np.array([False, False, True, False, False, False])
     cycle = tiny_model.Cycle(follower, flagged, wrong=0)
-    # Steps of two drafts, by the token each starts from: 1 (one right, what follows 2 is missed; 2 tokens on),
+    # Steps of two drafts, by the token each starts from: 1 (one right, 2's is missed; 2 tokens on),
     # 3 (two right; 3 tokens on), 0 (two right), 3, 0: 14 tokens in 5 steps, 1 + 2 + 2 + 2 + 2 = 9 accepted.
     length, shares = tiny_model.acceptance(cycle, last=0, count=14, drafts=2)
     assert length == pytest.approx(1 + 9 / 5)

@@ -28,14 +28,25 @@ export VLLM_HTTP_TIMEOUT_KEEP_ALIVE=600
 # The key goes through the environment: a --api-key could be read in the process list.
 [ -z "${FACEOFF_API_KEY-}" ] || export VLLM_API_KEY=$FACEOFF_API_KEY
 
-# eager: compiling would cost minutes at each start. max-num-seqs: the default of 128 is far above what two
-# cores carry. The module, not the vllm command: that looks for a package named vllm and fails in this build.
-# shellcheck disable=SC2086
-exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server \
-    --host "$HOST" --port "$PORT" \
-    --model "$MODEL" --served-model-name tiny-mimo \
-    --dtype bfloat16 --enforce-eager --max-model-len 32768 \
-    --max-num-batched-tokens 2048 --max-num-seqs 32 \
-    --enable-prompt-tokens-details \
-    --no-enable-log-requests --disable-uvicorn-access-log \
-    $FLAGS
+# The module, not the vllm command: that looks for a package named vllm and fails in this build.
+command=("$venv/bin/python" -m vllm.entrypoints.openai.api_server)
+# check.sh: have the command line looked at instead of run.
+[ -z "${FACEOFF_CHECKER-}" ] || command=("$FACEOFF_CHECKER" "$FACEOFF_ROOT/servers/check_flags.py")
+
+options=(
+    --host "$HOST" --port "$PORT" --model "$MODEL" --served-model-name tiny-mimo
+    --dtype bfloat16 --max-model-len 32768
+    # Compiling would cost minutes at each start.
+    --enforce-eager
+    # vLLM's default on a CPU, said so that no later default changes what is compared.
+    --max-num-batched-tokens 2048
+    # The default of 128 is far above what two cores carry.
+    --max-num-seqs 32
+    # usage then says how many prompt tokens came from the cache.
+    --enable-prompt-tokens-details
+    # Logging every request costs time and would put prompts into a file.
+    --no-enable-log-requests --disable-uvicorn-access-log
+)
+# FLAGS is one line of words; none of them holds a space (JSON is written without).
+read -ra flags <<<"${FLAGS-}"
+exec "${command[@]}" "${options[@]}" "${flags[@]}"
