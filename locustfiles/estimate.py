@@ -14,10 +14,11 @@ from locustfiles.point import Point, read_point
 from locustfiles.records import ArmProbe, CellRecord
 
 #: Wall seconds that a cell's process needs besides its sessions (start, first and last samples).
-PROCESS_S = 2.5
-#: Decode rate per session falls with about this power of the sessions (49.9 -> ~20 tok/s from 1 to 16-32).
-CROWDING = 0.3
-#: Chunks per wall second that generator and simulator together carry with room to spare on two cores.
+PROCESS_S = 1.5
+#: Decode rate per session falls with about this power of the sessions.
+CROWDING = 0.15
+#: Chunks per wall second that generator and simulator together carry with room to spare on two cores: at
+#: 10000, with 16 streams, one first token in ten shared a read with later ones.
 CHUNK_BUDGET = 6000.0
 #: Highest clock scale (a limit of the simulator).
 SCALE_LIMIT = 20.0
@@ -94,9 +95,33 @@ def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
     return round(min(session_seconds(point, speed, 1) for speed in speeds), 3)
 
 
-def clock_scale(speeds: Sequence[Speed], users: int) -> float:
-    """Clock scale for simulated arms: as fast as the chunk budget allows while all sessions decode."""
-    chunks = max(users * decode_rate(speed, users) / speed.chunk_tokens for speed in speeds)
+def chunk_rate(point: Point, speed: Speed, users: int) -> float:
+    """Chunks per model second that ``users`` sessions get together.
+
+    In lockstep while all of them decode; else on average, since prefill takes its share of the time.
+    """
+    if point.lockstep:
+        tokens = users * decode_rate(speed, users)
+    else:
+        tokens = users * point.turns * point.output / session_seconds(point, speed, users)
+    return float(tokens / speed.chunk_tokens)
+
+
+def chunk_rate(point: Point, speed: Speed, users: int) -> float:
+    """Chunks per model second that ``users`` sessions get together.
+
+    In lockstep while all of them decode; else on average, since prefill takes its share of the time.
+    """
+    if point.lockstep:
+        tokens = users * decode_rate(speed, users)
+    else:
+        tokens = users * point.turns * point.output / session_seconds(point, speed, users)
+    return float(tokens / speed.chunk_tokens)
+
+
+def clock_scale(point: Point, speeds: Sequence[Speed], users: int) -> float:
+    """Clock scale for simulated arms, the same for all: as fast as the chunk budget allows."""
+    chunks = max(chunk_rate(point, speed, users) for speed in speeds)
     return max(1.0, math.floor(10 * min(SCALE_LIMIT, CHUNK_BUDGET / chunks)) / 10)
 
 

@@ -101,7 +101,8 @@ def lay_out(
     cells = expand(plan, names)
     for cell in cells:
         if all_simulated:
-            cell.clock_scale = forced_scale or estimate.clock_scale(list(speeds.values()), cell.users)
+            point = read_point(cell.workload, cell.point)
+            cell.clock_scale = forced_scale or estimate.clock_scale(point, list(speeds.values()), cell.users)
     cells, notes = estimate.fit_sessions(cells, speeds, estimate.minutes_of(plan, all_simulated))
     for cell in cells:
         point = read_point(cell.workload, cell.point)

@@ -20,11 +20,12 @@ from locustfiles.body import OPTIONAL_FIELDS, chat_body
 from locustfiles.records import ArmProbe, ArmRecord
 
 DEFAULT_BLOCK = 16
-#: Without a known block size: longer than two of the largest blocks known (hybrid models, 1600 tokens).
-BLIND_PROMPT = 4096
-#: Long enough for a coarse prefill rate, even where blocks are small.
-SHORTEST_PROMPT = 1024
+#: Longer than two of the largest blocks known (hybrid models, 1600 tokens), where the size is not told; and
+#: long enough for a prefill rate that is not all overhead.
+SHORTEST_PROMPT = 8192
 COLD_OUTPUT = 96
+#: Words of the first, short request; it also tells roughly how many tokens a word has.
+SHORT_WORDS = 240
 
 _WORDS: list[str] = (
     "river table morning window garden letter market bridge winter summer doctor kitchen paper music "
@@ -66,7 +67,7 @@ def refused_fields(http: ArmHttp, model: str, dropped: Collection[str] = ()) -> 
     Raises:
         ArmError: if the server refuses for another reason.
     """
-    text = words(48)
+    text = words(SHORT_WORDS)
 
     def attempt(without: Collection[str]) -> Reply:
         salt = secrets.token_hex(16)
@@ -161,7 +162,9 @@ def _probe(
     dropped = [*dropped, *probe.dropped_fields]
     probe.cache_salt = "cache_salt" not in dropped
     notes = [f"arm {arm.name}: refuses {name}; it is dropped on every arm" for name in probe.dropped_fields]
-    notes += _probe_cache(http, probe, dropped, tokens_per_word=(first.prompt_tokens or 72) / 48)
+    notes += _probe_cache(
+        http, probe, dropped, tokens_per_word=(first.prompt_tokens or 1.5 * SHORT_WORDS) / SHORT_WORDS
+    )
     notes += _read_counters(arm.name, probe, before, http.metrics())
     return probe, notes
 
@@ -191,10 +194,10 @@ def _probe_cache(
     notes: list[str] = []
     assert probe.model is not None
     block = probe.block_size or DEFAULT_BLOCK
-    wanted = max(math.ceil(2.25 * block) + 64, SHORTEST_PROMPT if probe.block_size else BLIND_PROMPT)
+    wanted = max(math.ceil(2.25 * block) + 64, SHORTEST_PROMPT)
     if probe.max_model_len is not None:
         wanted = min(wanted, probe.max_model_len - COLD_OUTPUT - 32)
-    messages = [{"role": "user", "content": words(max(8, int(wanted / tokens_per_word)))}]
+    messages = [{"role": "user", "content": ""}]
 
     def send(salt: str, output: int) -> Reply:
         reply = http.chat(chat_body(probe.model or "", messages, output, cache_salt=salt, dropped=dropped))
@@ -205,8 +208,13 @@ def _probe_cache(
             )
         return reply
 
-    salt = secrets.token_hex(16)
-    cold = send(salt, COLD_OUTPUT)
+    for _ in range(2):  # once more where words turn out to have fewer tokens than the short request had
+        messages[0]["content"] = words(max(8, int(wanted / tokens_per_word)))
+        salt = secrets.token_hex(16)
+        cold = send(salt, COLD_OUTPUT)
+        if cold.prompt_tokens is None or cold.prompt_tokens > 2 * block or wanted <= 2 * block:
+            break
+        tokens_per_word *= cold.prompt_tokens / wanted
     replies = [cold, send(salt, 2), send(salt, 2)]
     probe.cached_tokens_probe = [reply.cached_tokens for reply in replies]
     if cold.first_s:
@@ -307,7 +315,13 @@ _ALWAYS_FREE = {"engine", "model_name", "num_gpu_blocks", "num_cpu_blocks"}
 #: Settings that differ of necessity where a declared factor differs.
 _FREE_WITH = {
     "caching": {"enable_prefix_caching", "mamba_cache_mode", "mamba_block_size"},
-    "drafts": {"block_size", "hash_block_size", "mamba_block_size", "mamba_page_size_padded"},
+    "drafts": {
+        "block_size",
+        "hash_block_size",
+        "mamba_block_size",
+        "mamba_page_size_padded",
+        "prefix_match_unit",
+    },
 }
 
 

@@ -97,7 +97,7 @@ class ServerSample(msgspec.Struct, kw_only=True):
     t_ms: float
     server_id: int
     name: str
-    labels: str
+    labels: str = ""
     value: float
 
 

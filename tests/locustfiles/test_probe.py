@@ -17,17 +17,17 @@ def record(name: str, declared: dict[str, str], **probe: object) -> ArmRecord:
 
 
 def test_a_caching_arm_is_seen_as_one() -> None:
-    with serving(StandIn(block=512, config={"cache_dtype": "fp8"})) as standin:
+    with serving(StandIn(block=4096, config={"cache_dtype": "fp8"})) as standin:
         probe, notes = probe_arm(arm_of(standin))
     assert notes == []
     assert (probe.model, probe.version, probe.max_model_len) == ("m", "0.32.0", 100_000)
     assert probe.prefix_caching is True
-    assert probe.block_size == 512
+    assert probe.block_size == 4096
     assert probe.cache_config["cache_dtype"] == "fp8"
     # 2.25 blocks and some: the second and third time two full blocks are hit
     assert probe.prefill_tokens is not None
-    assert 1024 < probe.prefill_tokens < 3 * 512
-    assert probe.cached_tokens_probe == [0, 1024, 1024]
+    assert 2 * 4096 < probe.prefill_tokens < 3 * 4096
+    assert probe.cached_tokens_probe == [0, 8192, 8192]
     assert probe.speculative is False
     assert probe.acceptance_length is None
     assert probe.cache_salt is True

@@ -44,16 +44,28 @@ def test_the_start_spread_is_one_session_of_the_fastest_arm() -> None:
 
 
 def test_the_clock_scale_keeps_within_the_chunk_budget() -> None:
-    assert estimate.clock_scale([PLAIN], 1) == 20
+    single = read_point("single_turn", "prompt=1000,output=100")
+    # one session: 100 chunks in 3 s
+    assert estimate.chunk_rate(single, PLAIN, 1) == pytest.approx(100 / 3)
+    assert estimate.clock_scale(single, [PLAIN], 1) == 20
+    fast = Speed(prefill=1e9, decode=50, block=16)
     for users in (16, 32, 64, 256):
-        scale = estimate.clock_scale([PLAIN], users)
-        chunks = scale * users * estimate.decode_rate(PLAIN, users)
-        assert scale == 1 or chunks <= estimate.CHUNK_BUDGET
+        scale = estimate.clock_scale(single, [fast], users)
+        chunks = scale * users * estimate.decode_rate(fast, users)
+        assert scale == 1 or chunks <= estimate.CHUNK_BUDGET * 1.001
     # drafts put several tokens into a chunk
-    mtp = Speed(prefill=1000, decode=100, chunk_tokens=4)
-    assert estimate.clock_scale([mtp], 64) > estimate.clock_scale([PLAIN], 64)
+    mtp = Speed(prefill=1e9, decode=100, chunk_tokens=4)
+    assert estimate.clock_scale(single, [mtp], 64) > estimate.clock_scale(single, [fast], 64)
     # one scale for both: the slower clock
-    assert estimate.clock_scale([mtp, PLAIN], 64) == estimate.clock_scale([PLAIN], 64)
+    assert estimate.clock_scale(single, [mtp, fast], 64) == estimate.clock_scale(single, [fast], 64)
+
+
+def test_in_lockstep_all_sessions_decode_at_once() -> None:
+    point = "context=1000,growth=200,output=100"
+    apart = read_point("multi_turn", point)
+    together = read_point("multi_turn", point + ",pace=lockstep")
+    assert estimate.chunk_rate(together, PLAIN, 4) == pytest.approx(4 * 50 / 4**0.15)
+    assert estimate.chunk_rate(apart, PLAIN, 4) < estimate.chunk_rate(together, PLAIN, 4)
 
 
 def test_sessions_are_cut_alike_for_every_arm_and_repeat_and_not_below_the_floor() -> None:
