@@ -72,7 +72,7 @@ def check(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """Checks the command line that a launch.sh would run."""
-    import vllm
+    import vllm  # type: ignore[import-not-found,unused-ignore]
 
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:

@@ -95,7 +95,7 @@ choose_arms() { # arms…
 # environment happens to call PORT or HOST must not move a server; FACEOFF_HOST is the way to say it.
 load_arm() { # arm
     local moved
-    unset PORT FLAGS CACHING DRAFTS DEVICE METRICS START_LIMIT EXCLUSIVE_DEVICE
+    unset PORT MODEL FLAGS CACHING DRAFTS DEVICE METRICS START_LIMIT EXCLUSIVE_DEVICE
     HOST=${FACEOFF_HOST:-127.0.0.1}
     ARM=$1
     set -a

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import SERVERS, OwnProfile, await_that, is_alive, own_profile
+
+from tests.servers.launching import SERVERS, OwnProfile, await_that, is_alive, own_profile
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ venv=$FACEOFF_ROOT/.venv-cpu
     exit 1
 }
 [ -f "$MODEL/config.json" ] || {
-    echo "error: MODEL=$MODEL has no config.json; servers/profiles/cpu/prepare.sh makes the tiny model" >&2
+    echo "error: the checkpoint $MODEL has no config.json; servers/profiles/cpu/prepare.sh makes the tiny one" >&2
     exit 1
 }
 

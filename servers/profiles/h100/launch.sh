@@ -6,7 +6,7 @@ set -euo pipefail
 case $MODEL in
 /* | ./* | ../*)
     [ -e "$MODEL" ] || {
-        echo "error: MODEL=$MODEL is not there; give a folder with the checkpoint, or a model's name" >&2
+        echo "error: the checkpoint $MODEL is not there; FACEOFF_CHECKPOINT takes its folder, or a model's name" >&2
         exit 1
     }
     ;;
