@@ -33,6 +33,7 @@ ARM_COLOURS = tuple(f"#0102{10 + place:02d}" for place in range(8))
 """Stand-ins that become CSS variables; matplotlib wants real colours."""
 MARKERS = "osD^vPX*"
 PANELS = 6
+REM_PER_INCH = 6.6
 
 RC: Any = {
     "svg.fonttype": "none",
@@ -62,6 +63,14 @@ class Drawing:
     title: str
     svg: str
     caption: str
+    width: int
+    """Natural width in rem."""
+
+
+def drawing(judgement: Judgement, name: str, title: str, caption: str, figure: Figure) -> Drawing:
+    """Close a figure."""
+    svg = to_svg(figure, name, title, judgement.run.simulated)
+    return Drawing(name, title, svg, caption, round(figure.get_figwidth() * REM_PER_INCH))
 
 
 def draw_all(judgement: Judgement) -> list[Drawing]:
@@ -69,16 +78,17 @@ def draw_all(judgement: Judgement) -> list[Drawing]:
     found: list[Drawing] = []
     for draw in FIGURES:
         with mpl.rc_context({**RC, "svg.hashsalt": draw.__name__}):
-            drawing = draw(judgement)
-        if drawing is not None:
-            found.append(drawing)
+            made = draw(judgement)
+        if made is not None:
+            found.append(made)
     return found
 
 
-def to_svg(figure: Figure, label: str, simulated: bool) -> str:
-    """Inline SVG: no prolog, colours as variables, a label for screen readers."""
+def to_svg(figure: Figure, name: str, label: str, simulated: bool) -> str:
+    """Inline SVG: no prolog, ids unique in the page, colours as variables, a label for screen readers."""
     if simulated:
-        figure.text(0.995, 0.995, "SIMULATED", ha="right", va="top", fontsize=8, fontweight="bold", alpha=0.7)
+        # A title of the figure, not a text at a place: the layout keeps room for it.
+        figure.suptitle("SIMULATED", x=0.99, ha="right", fontsize=8, fontweight="bold")
     FigureCanvasSVG(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -86,12 +96,12 @@ def to_svg(figure: Figure, label: str, simulated: bool) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    for reference in ('id="', "url(#", 'xlink:href="#'):
+        svg = svg.replace(reference, f"{reference}{name}-")
     svg = svg.replace(INK, "currentColor")
     for place, colour in enumerate(ARM_COLOURS):
         svg = svg.replace(colour, f"var(--arm{place})")
-    width = f"width: {figure.get_figwidth() * 6.6:.0f}rem; max-width: 100%"
-    head = f'<svg role="img" aria-label="{html.escape(label)}" style="{width}" '
-    return svg.replace("<svg ", head, 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
 
 
 def colour(judgement: Judgement, arm: str) -> str:
@@ -245,7 +255,7 @@ def panels(
     if workload == "multi_turn":
         paces = {point_items(point).get("pace", "independent") for point in points}
         caption += f". Pace: {' and '.join(sorted(paces))}"
-    return Drawing(name, title, to_svg(figure, title, judgement.run.simulated), f"{caption}.")
+    return drawing(judgement, name, title, f"{caption}.", figure)
 
 
 def point_items(point: str) -> dict[str, str]:
@@ -327,7 +337,7 @@ def turns(judgement: Judgement) -> Drawing | None:
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
     title = "TTFT p50 by turn, multi-turn"
     caption = f"{title}, at the highest level of each context; points are repeats."
-    return Drawing("turns", title, to_svg(figure, title, judgement.run.simulated), caption)
+    return drawing(judgement, "turns", title, caption, figure)
 
 
 def hit_rates(judgement: Judgement) -> Drawing | None:
@@ -361,7 +371,7 @@ def hit_rates(judgement: Judgement) -> Drawing | None:
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
     title = "Prefix-cache hit rate"
     caption = f"{title}: cached share of the prompt tokens of measured attempts, mean over cells."
-    return Drawing("hit-rate", title, to_svg(figure, title, run.simulated), caption)
+    return drawing(judgement, "hit-rate", title, caption, figure)
 
 
 def forest(judgement: Judgement) -> Drawing | None:
@@ -396,7 +406,7 @@ def forest(judgement: Judgement) -> Drawing | None:
         f"{title}, with its interval ({1 - judgement.alpha:.2%} each, so that all together hold with 95 %). "
         "All primary metrics are times: lower is better."
     )
-    return Drawing("ratios", title, to_svg(figure, title, judgement.run.simulated), caption)
+    return drawing(judgement, "ratios", title, caption, figure)
 
 
 FIGURES: tuple[Callable[[Judgement], Drawing | None], ...] = (

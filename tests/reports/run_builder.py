@@ -192,7 +192,7 @@ def attempt(
     value = int(cell.point.split("=")[1].split(",")[0])
     prompt = value + 1024 * (turn - 1)
     cached = 0
-    if record.probe.prefix_caching:
+    if any(record.probe.cached_tokens_probe):
         if turn > 1:
             cached = (prompt - 1024) // BLOCK * BLOCK
         elif cell.workload == "shared_prefix":
