@@ -1,0 +1,172 @@
+"""Responses as vLLM shapes them: event streams from prebuilt JSON fragments, and whole bodies."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import msgspec
+
+from .protocol import Exchange
+from .request import Request
+from .text import Answer
+
+
+class Sink(Protocol):
+    """Where a request's tokens go."""
+
+    def push(self, tokens: int, finished: bool) -> None:
+        """``tokens`` more tokens exist; ``finished`` with the last ones."""
+
+
+def usage_json(request: Request) -> bytes:
+    """The ``usage`` object."""
+    return (
+        b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+        % (
+            request.prompt_tokens,
+            request.prompt_tokens + request.generated,
+            request.generated,
+            request.cached_tokens,
+        )
+    )
+
+
+class Reply:
+    """What all responses to one request share: identity, shape and text."""
+
+    def __init__(self, exchange: Exchange, request: Request, answer: Answer, model: str, chat: bool) -> None:
+        self.exchange = exchange
+        self.request = request
+        self.answer = answer
+        self.chat = chat
+        self.key = request.key
+        self.model_json = msgspec.json.encode(model)
+        self.created = int(time.time())
+
+    def text(self, start: int, stop: int) -> bytes:
+        """Answer text of tokens ``start`` to ``stop``; a chat answer starts without the space."""
+        text = self.answer.text(start, stop)
+        return text[1:] if self.chat and start == 0 else text
+
+    def head(self, kind: bytes) -> bytes:
+        """The opening of every JSON object of this response."""
+        return b'{"id":"%b","object":"%b","created":%d,"model":%b,"choices":[' % (
+            self.key.encode(),
+            kind,
+            self.created,
+            self.model_json,
+        )
+
+
+class StreamReply(Reply):
+    """A streamed response. A client that reads slowly gets merged deltas, as from vLLM."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        request: Request,
+        answer: Answer,
+        model: str,
+        chat: bool,
+        include_usage: bool = False,
+        continuous_usage: bool = False,
+    ) -> None:
+        super().__init__(exchange, request, answer, model, chat)
+        self.include_usage = include_usage
+        self.continuous_usage = continuous_usage
+        self.produced = self.sent = 0
+        self.started = False
+        self.opening = b"data: " + self.head(b"chat.completion.chunk" if chat else b"text_completion")
+        if chat:
+            self._before = self.opening + b'{"index":0,"delta":{"content":"'
+            self._after = b'"},"logprobs":null,"finish_reason":null}]'
+        else:
+            self._before = self.opening + b'{"index":0,"text":"'
+            self._after = b'","logprobs":null,"finish_reason":null,"stop_reason":null}]'
+        exchange.on_room = self.flush
+
+    def closing(self) -> bytes:
+        """The end of an event that is not the last."""
+        if self.continuous_usage:
+            return b',"usage":' + usage_json(self.request) + b"}\n\n"
+        return b"}\n\n"
+
+    def role_event(self) -> bytes:
+        """The first event of a chat stream: the role, no text."""
+        delta = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        return self.opening + delta + self.closing()
+
+    def text_event(self, text: bytes) -> bytes:
+        """An event that carries text."""
+        return self._before + text + self._after + self.closing()
+
+    def last_event(self, text: bytes) -> bytes:
+        """The event with the last text and the finish reason."""
+        reason = self.request.finish_reason.encode()
+        if self.chat:
+            after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null}]' % reason
+        else:
+            after = b'","logprobs":null,"finish_reason":"%b","stop_reason":null}]' % reason
+        return self._before + text + after + self.closing()
+
+    def usage_event(self) -> bytes:
+        """The event behind the last choice."""
+        return self.opening + b'],"usage":' + usage_json(self.request) + b"}\n\n"
+
+    def push(self, tokens: int, finished: bool) -> None:
+        """See Sink."""
+        self.produced += tokens
+        if finished:
+            self.finish()
+        elif not self.exchange.congested:
+            self.flush()
+
+    def start(self) -> bytes:
+        """Status, headers and role, the first time; then nothing."""
+        if self.started:
+            return b""
+        self.started = True
+        head = self.exchange.stream_head()
+        return head + self.exchange.frame(self.role_event()) if self.chat else head
+
+    def flush(self) -> None:
+        """Send what exists."""
+        if self.sent == self.produced:
+            return
+        event = self.text_event(self.text(self.sent, self.produced))
+        self.sent = self.produced
+        data = self.exchange.frame(event)
+        self.exchange.write(data if self.started else self.start() + data)
+
+    def finish(self) -> None:
+        """Send the rest, usage and the end."""
+        frame = self.exchange.frame
+        data = self.start() + frame(self.last_event(self.text(self.sent, self.produced)))
+        self.sent = self.produced
+        if self.include_usage:
+            data += frame(self.usage_event())
+        self.exchange.end(data + frame(b"data: [DONE]\n\n"))
+
+
+class WholeReply(Reply):
+    """A response in one piece."""
+
+    def push(self, tokens: int, finished: bool) -> None:
+        """See Sink."""
+        if not finished:
+            return
+        request = self.request
+        text = msgspec.json.encode(self.text(0, request.generated).decode())
+        reason = request.finish_reason.encode()
+        if self.chat:
+            body = self.head(b"chat.completion") + (
+                b'{"index":0,"message":{"role":"assistant","content":%b,"refusal":null,"tool_calls":[]},'
+                b'"logprobs":null,"finish_reason":"%b","stop_reason":null}]' % (text, reason)
+            )
+        else:
+            body = self.head(b"text_completion") + (
+                b'{"index":0,"text":%b,"logprobs":null,"finish_reason":"%b","stop_reason":null}]'
+                % (text, reason)
+            )
+        self.exchange.respond(200, body + b',"usage":' + usage_json(request) + b"}")
