@@ -16,6 +16,7 @@ from locustfiles.host import git_commit, host_facts, versions
 from locustfiles.plan import Plan, PlanError, expand, plan_record
 from locustfiles.point import read_point
 from locustfiles.probe import declared_notes, difference_notes, probe_arm
+from locustfiles.prompts import TokenCounter, measure_table
 from locustfiles.records import ArmRecord, CellRecord, Manifest, write_json
 from locustfiles.run import CellCommand, Run, locust_command, say
 from locustfiles.run_folder import certificate
@@ -67,8 +68,6 @@ def measure_tables(
     Raises:
         ArmError: if the tokens cannot be counted, or the corpus does not do.
     """
-    from locustfiles.prompts import TokenCounter, measure_table
-
     by_model: dict[str, Path] = {}
     for record in sorted(records, key=lambda record: not record.probe.tokenize):
         model = record.probe.model or ""

@@ -70,7 +70,8 @@ def locust_command(run: Run, cell: CellRecord) -> list[str]:
     command += ["--exit-code-on-error", "0"]
     command += ["--arm", cell.arm, "--point", cell.point, "--repeat", str(cell.repeat)]
     command += ["--sessions", str(cell.sessions), "--seed", str(run.manifest.seed), "--cell-dir", str(folder)]
-    command += ["--model", record.probe.model or "", "--token-table", str(run.tables[cell.arm])]
+    # With "=", since a server names its model: no name must read as an option.
+    command += [f"--model={record.probe.model or ''}", "--token-table", str(run.tables[cell.arm])]
     command += ["--start-spread", f"{cell.start_spread_s:g}", "--clock-scale", f"{cell.clock_scale:g}"]
     command += ["--cache-salt", cache_salt(run.manifest.run, cell.arm, cell.id)]
     command += ["--metrics-url", ",".join(arm.metrics_urls)]

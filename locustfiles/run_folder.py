@@ -44,9 +44,13 @@ def make_run_folder(plan: str, out: Path | None) -> Path:
     raise FileExistsError(17, "no free name for the run's folder", str(RESULTS))
 
 
-def drop_if_empty(folder: Path) -> None:
-    """Remove a run folder in which nothing was written."""
+def drop_unstarted(folder: Path) -> None:
+    """Remove a run folder that never got its manifest; anything in it that is not the sweep's own stays."""
     with contextlib.suppress(OSError):
+        if (folder / "manifest.json").exists():
+            return
+        for path in (*folder.glob("tokens*.json"), folder / "manifest.json.part"):
+            path.unlink(missing_ok=True)
         (folder / "cells").rmdir()
         folder.rmdir()
 

@@ -25,7 +25,7 @@ from locustfiles.plan import Plan, PlanError, load_plan, plan_names, turn_knobs
 from locustfiles.prepare import Setup, lay_out, prepare, probe_all
 from locustfiles.records import ArmRecord
 from locustfiles.run import Run, clock, finish, run_cells, say
-from locustfiles.run_folder import drop_if_empty, link_latest, make_run_folder
+from locustfiles.run_folder import drop_unstarted, link_latest, make_run_folder
 
 
 class _Parser(argparse.ArgumentParser):
@@ -184,7 +184,7 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         say(f"\nfaceoff: interrupted: {done} of {total} cells ended; finished attempts are in {folder}")
         return 130
     finally:
-        drop_if_empty(folder)
+        drop_unstarted(folder)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
