@@ -157,34 +157,19 @@ class Runtime:
 
 
 class _ServerFacts:
-    """What must be known of the server: given by the sweep, else asked."""
+    """What must be known of the server: given and checked by the sweep, else asked."""
 
     def __init__(self, options: CellOptions) -> None:
-        self.model = options.model or self._first_model(options)
+        if options.model is not None and options.token_table is not None:
+            self.model = options.model
+        else:
+            self.model = _choose_model(options)
         self.clock_scale = options.clock_scale or self._clock_scale(options)
         if options.token_table is not None:
             self.table = _read_table(options.token_table)
         else:
             counter = TokenCounter(options.host, self.model, options.headers, options.drop_fields)
             self.table = measure_table(counter, progress=logger.info)
-
-    @staticmethod
-    def _first_model(options: CellOptions) -> str:
-        answer = requests.get(f"{options.host}/v1/models", headers=options.headers, timeout=10)
-        if answer.status_code != 200:
-            raise SetupError(
-                f"{options.host}/v1/models answers HTTP {answer.status_code}: name one with --model"
-            )
-        try:
-            models = [str(entry["id"]) for entry in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError):
-            raise SetupError(
-                f"{options.host}/v1/models is no list of models: name one with --model"
-            ) from None
-        if len(models) != 1:
-            listed = ", ".join(models[:8]) or "none"
-            raise SetupError(f"{options.host} serves {len(models)} models ({listed}): name one with --model")
-        return models[0]
 
     @staticmethod
     def _clock_scale(options: CellOptions) -> float:
@@ -194,6 +179,25 @@ class _ServerFacts:
             return 1.0
         scale = facts.get("clock_scale") if isinstance(facts, dict) else None
         return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
+
+
+def _choose_model(options: CellOptions) -> str:
+    url = f"{options.host}/v1/models"
+    answer = requests.get(url, headers=options.headers, timeout=10)
+    try:
+        models = [str(entry["id"]) for entry in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        if options.model is not None:
+            return options.model
+        raise SetupError(
+            f"{url} answers HTTP {answer.status_code} and no list of models: name one with --model"
+        ) from None
+    listed = ", ".join(models[:8]) or "none"
+    if options.model is not None and models and options.model not in models:
+        raise SetupError(f"{options.host} does not serve {options.model!r}, it serves {listed}")
+    if options.model is None and len(models) != 1:
+        raise SetupError(f"{options.host} serves {len(models)} models ({listed}): name one with --model")
+    return options.model or models[0]
 
 
 def _read_table(path: Path) -> TokenTable:
