@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from locustfiles.chunk import Chunk, Usage, body_error_text, decode_chunk, error_text
+from locustfiles.completion_chunk import Chunk, Usage, body_error_text, decode_chunk, error_text
 from locustfiles.records import Status, TokenSource
 from locustfiles.sse import Event, SseReader
 from locustfiles.wire import WireError

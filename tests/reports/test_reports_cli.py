@@ -5,9 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 from run_builder import CACHE, MTP, RunBuilder, arm, flat
+
+from reports.__main__ import main
 
 LEVELS = [
     ("single_turn", "prompt=1024", 4),
@@ -21,7 +24,29 @@ def clear_run(folder, **changes):
     return RunBuilder(folder, **{"levels": LEVELS, "times": times, **changes}).write()
 
 
-def reports(*args, cwd=None):
+@dataclass
+class Outcome:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def reports(capsys, monkeypatch):
+    """The command in this process: a new one for every test would spend its time on imports."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*args, cwd=None):
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
+        code = main([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def process(*args, cwd=None):
     return subprocess.run(
         [sys.executable, "-m", "reports", *map(str, args)],
         capture_output=True,
@@ -36,7 +61,7 @@ def reports(*args, cwd=None):
 def test_build(tmp_path):
     folder = clear_run(tmp_path / "results" / "one")
     (tmp_path / "results" / "latest").symlink_to("one")
-    done = reports("build", "latest", cwd=tmp_path)
+    done = process("build", "latest", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[-3:] == [f"results/one/{name}" for name in ("summary.csv", "verdict.json", "report.html")]
@@ -65,7 +90,7 @@ def test_build(tmp_path):
     assert p95["reasons"][0].startswith("no verdict: p95 needs 200 measured attempts per arm")
 
 
-def test_p95_from_two_hundred_attempts_on(tmp_path):
+def test_p95_from_two_hundred_attempts_on(reports, tmp_path):
     folder = clear_run(tmp_path / "run", levels=LEVELS[:1], sessions=17)  # 4 x 17 x 3 = 204
     assert reports(folder).returncode == 0
     verdict = json.loads((folder / "verdict.json").read_text())
@@ -73,7 +98,7 @@ def test_p95_from_two_hundred_attempts_on(tmp_path):
     assert p95["against_base"]["mtp"]["ratio"] == 4.0
 
 
-def test_summary_csv(tmp_path):
+def test_summary_csv(reports, tmp_path):
     folder = clear_run(tmp_path / "run")
     assert reports(folder).returncode == 0  # build is the default
     with (folder / "summary.csv").open() as file:
@@ -94,7 +119,7 @@ def test_summary_csv(tmp_path):
     assert (rate["mean"], rate["p50"], rate["unit"]) == ("100", "", "tok/s")
 
 
-def test_rebuilding_gives_the_same_bytes(tmp_path):
+def test_rebuilding_gives_the_same_bytes(reports, tmp_path):
     folder = clear_run(tmp_path / "run")
     reports(folder)
     names = ("summary.csv", "verdict.json", "report.html")
@@ -103,7 +128,7 @@ def test_rebuilding_gives_the_same_bytes(tmp_path):
     assert [(folder / name).read_bytes() for name in names] == first
 
 
-def test_slo_mix_and_margin(tmp_path):
+def test_slo_mix_and_margin(reports, tmp_path):
     folder = clear_run(tmp_path / "run")
     done = reports(
         folder, "--slo", "ttft=2,tpot=0.05", "--mix", "multi_turn=3,single_turn=1", "--margin", "0.1"
@@ -117,7 +142,7 @@ def test_slo_mix_and_margin(tmp_path):
     assert good["values"] == {"cache": 1.0, "mtp": 0.0}
 
 
-def test_mix_decides_the_recommendation(tmp_path):
+def test_mix_decides_the_recommendation(reports, tmp_path):
     folder = clear_run(tmp_path / "run")
     for mix, best in (
         ("multi_turn=1", "cache"),
@@ -144,12 +169,14 @@ def test_mix_decides_the_recommendation(tmp_path):
         (["blocked"], "cannot write the report"),
     ],
 )
-def test_mistakes_end_in_one_line(tmp_path, arguments, complaint):
-    clear_run(tmp_path / "run")
-    clear_run(tmp_path / "unfinished", skip=lambda cell: True)
+def test_mistakes_end_in_one_line(reports, tmp_path, arguments, complaint):
     (tmp_path / "empty").mkdir()
-    (clear_run(tmp_path / "broken") / "manifest.json").write_text("{")
-    (clear_run(tmp_path / "blocked") / "summary.csv.part").mkdir()
+    if arguments[0] in ("run", "unfinished", "broken", "blocked"):
+        folder = clear_run(tmp_path / arguments[0], skip=lambda cell: arguments[0] == "unfinished")
+    if arguments[0] == "broken":
+        (folder / "manifest.json").write_text("{")
+    if arguments[0] == "blocked":
+        (folder / "summary.csv.part").mkdir()
     done = reports(*arguments, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -157,7 +184,16 @@ def test_mistakes_end_in_one_line(tmp_path, arguments, complaint):
     assert complaint in line
 
 
-def test_failed_checks_are_loud_in_the_terminal(tmp_path):
+def test_a_mistake_in_a_process_of_its_own(tmp_path):
+    done = process("nowhere", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "reports: no such run: nowhere is neither a folder nor a name below results/ "
+        "(results/ holds no run yet)\n"
+    )
+
+
+def test_failed_checks_are_loud_in_the_terminal(reports, tmp_path):
     odd = arm("mtp", caching=True, drafts=3)
     odd.declared = MTP.declared
     done = reports(clear_run(tmp_path / "run", arms=[CACHE, odd]))
@@ -167,7 +203,7 @@ def test_failed_checks_are_loud_in_the_terminal(tmp_path):
     assert "recommendation: none" in done.stdout
 
 
-def test_terminal_takes_no_orders_from_files(tmp_path):
+def test_terminal_takes_no_orders_from_files(reports, tmp_path):
     notes = ["\x1b[2J[bold red]gone[/]"]
     done = reports(clear_run(tmp_path / "run", manifest_changes={"notes": notes}))
     assert "\x1b" not in done.stdout
@@ -181,7 +217,7 @@ STATS = (
 )
 
 
-def test_plain_locust_csvs_are_coarse_and_without_verdict(tmp_path):
+def test_plain_locust_csvs_are_coarse_and_without_verdict(reports, tmp_path):
     folder = tmp_path / "plain"
     folder.mkdir()
     (folder / "run_stats.csv").write_text(STATS)
@@ -197,7 +233,7 @@ def test_plain_locust_csvs_are_coarse_and_without_verdict(tmp_path):
     assert (folder / "summary.csv").read_text().count("\n") == 1
 
 
-def test_a_foreign_stats_file(tmp_path):
+def test_a_foreign_stats_file(reports, tmp_path):
     folder = tmp_path / "plain"
     folder.mkdir()
     (folder / "x_stats.csv").write_text("a,b\n1,2\n")
@@ -206,7 +242,7 @@ def test_a_foreign_stats_file(tmp_path):
     assert "is not a statistics file of Locust's" in done.stderr
 
 
-def test_four_arms(tmp_path):
+def test_four_arms(reports, tmp_path):
     arms = [arm("plain"), CACHE, MTP, arm("both", caching=True, drafts=3)]
     times = {"plain": flat(4.0), "cache": flat(1.0), "mtp": flat(4.2, 0.01), "both": flat(1.1, 0.011)}
     folder = clear_run(tmp_path / "run", arms=arms, times=times)
