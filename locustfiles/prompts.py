@@ -43,6 +43,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+#: Rounds of prompts that additivity is tried on; with ``usage`` each prompt costs a prefill.
+TRIALS = 8
+TRIALS_USAGE = 2
 #: Openings are told apart for this many users and turns; beyond that only the text after them differs.
 MAX_USERS = 1024
 MAX_TURNS = 4
@@ -282,7 +285,7 @@ def measure_table(
 ) -> TokenTable:
     """Count the corpus with ``counter``, and try on composed prompts whether the counts add up.
 
-    About 900 short requests to ``/tokenize``, or, where counts come from ``usage``, at most 150 chat requests
+    About 1200 short requests to ``/tokenize``, or, where counts come from ``usage``, at most 150 chat requests
     for a smaller corpus. ``corpus`` is a plain UTF-8 text file to use instead of the built-in sentences.
     ``progress`` is told now and then how far it is.
 
@@ -290,43 +293,43 @@ def measure_table(
         TokenCountError: if the server cannot be asked.
         ValueError: if the corpus file cannot be used, or the counts are such that no prompt can be composed.
     """
+    before = counter.requests
     table = count_corpus(counter, corpus, progress)
     table.deviation = max(abs(difference) for difference in _trial(table, counter))
     table.additive = table.deviation == 0
-    table.requests = counter.requests
+    table.requests = counter.requests - before
     return table
 
 
 def _trial(table: TokenTable, counter: Counter) -> list[int]:
     """Counted - predicted tokens of prompts of every kind."""
-    found: list[int] = []
-
-    def compare(prompt: Prompt, extra: int = 0) -> None:
-        found.append(counter.count_messages(prompt.messages) - prompt.tokens - extra)
-
-    rounds = 2 if table.source == "usage" else 8
-    for trial in range(rounds):
+    prompts: list[Prompt] = []
+    expected: list[int] = []
+    shared: list[tuple[Prompt, Prompt, int]] = []
+    for trial in range(TRIALS_USAGE if table.source == "usage" else TRIALS):
         nonce = f"trial {trial}" if trial % 2 else None
         writer = PromptWriter(
             table, seed=trial, workload="trial", point="trial", users=1, repeat=1, nonce=nonce
         )
         least = table.minimum + table.nonce_tokens
         first = writer.single(trial, trial, least + 300 + 97 * trial)
-        compare(first)
-        compare(writer.single(trial, 0, least + 3 + trial))
+        short = writer.single(trial, 0, least + 8 + trial)
         prefix = table.prefix_overhead + table.prefix_nonce_tokens + 200 + 31 * trial
-        one = writer.shared(0, trial, 1, prefix, table.suffix_overhead + 120)
-        compare(one)
-        two = writer.shared(1, trial, 1, prefix, table.suffix_overhead + 120)
+        suffix = table.suffix_overhead + 120
+        one, two = (writer.shared(user, trial, 1, prefix, suffix) for user in (0, 1))
+        # The real answer counts as if it had the tokens of the stand-in.
+        second = writer.follow_up(first, ANSWER, table.answer_tokens, trial, trial, 2, 150 + 13 * trial)
+        third = writer.follow_up(second, ANSWER, table.answer_tokens, trial, trial, 3, 150 + 13 * trial)
+        prompts += [first, short, one, second, third]
+        expected += [prompt.tokens for prompt in (first, short, one, second, third)]
+        shared.append((one, two, prefix))
+    counts = counter.count_each([prompt.messages for prompt in prompts])
+    found = [count - tokens for count, tokens in zip(counts, expected, strict=True)]
+    for one, two, prefix in shared:
         ids = counter.count_ids(one.messages), counter.count_ids(two.messages)
         if ids[0] and ids[1]:
-            # Two first words may begin with the same token, never end a token earlier.
+            # Two first words may begin with the same token; they never part a token earlier.
             found.append(min(0, common_prefix(ids[0], ids[1]) - prefix))
-        # The answer is an opening of our own: its tokens are known, and the same with a space before them.
-        second = writer.follow_up(first, ANSWER, 0, trial, trial, 2, 150 + 13 * trial)
-        third = writer.follow_up(second, ANSWER, 0, trial, trial, 3, 150 + 13 * trial)
-        compare(second, table.answer_tokens)
-        compare(third, 2 * table.answer_tokens)
     return found
 
 

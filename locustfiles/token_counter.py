@@ -7,8 +7,10 @@ requests for a single token, which costs a prefill each.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -26,6 +28,8 @@ MAX_ANSWER = 32 * 1024 * 1024
 NOT_HERE = frozenset({400, 404, 405, 422, 501})
 BUSY = frozenset({429, 503})
 ATTEMPTS = 4
+#: Requests in flight in ``count_each``.
+AT_ONCE = 8
 
 #: Anything a prompt may hold, and more: a larger count is a broken answer.
 _MAX_COUNT = 1 << 31
@@ -57,18 +61,34 @@ class TokenCounter:
         self.requests = 0
         self._url = url.rstrip("/")
         self._dropped = frozenset(dropped)
-        self._session = requests.Session()
-        # Neither proxies nor .netrc of the environment: the load itself uses none of them.
-        self._session.trust_env = False
-        self._session.headers.update(headers or {})
+        self._headers = dict(headers or {})
+        self._local = threading.local()
+        self._lock = threading.Lock()
         self._base: int | None = None
         self._proven = (
             False  # /tokenize has worked: from then on a refusal is an error, not a reason to fall back
         )
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._session.close()
+    @property
+    def _session(self) -> requests.Session:
+        """This thread's connection."""
+        session: requests.Session | None = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = requests.Session()
+            # Neither proxies nor .netrc of the environment: the load itself uses none of them.
+            session.trust_env = False
+            session.headers.update(self._headers)
+        return session
+
+    def count_each(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
+        """``count_messages`` of many prompts, several at a time: what counts is the way to the server.
+
+        Raises:
+            TokenCountError: if one of them cannot be counted.
+        """
+        first = [self.count_messages(prompt) for prompt in prompts[:1]]  # settles the source
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return first + list(pool.map(self.count_messages, prompts[1:]))
 
     def count_messages(self, messages: Sequence[Message]) -> int:
         """Prompt tokens of a chat request, template and generation prompt included.
@@ -162,7 +182,8 @@ class TokenCounter:
         """Status and JSON object (None if the answer is something else). Retries what is worth a retry."""
         data = msgspec.json.encode(body)
         for attempt in range(1, ATTEMPTS + 1):
-            self.requests += 1
+            with self._lock:
+                self.requests += 1
             try:
                 status, raw, wait = self._exchange(path, data)
             except requests.ConnectionError as error:

@@ -35,6 +35,9 @@ OTHER_HEAD = "Walter"
 SAMPLES = 6
 SAMPLES_USAGE = 2
 
+#: Prompts counted between two progress messages.
+BATCH = 100
+
 #: Text at the head of the user's message -> the messages of a prompt.
 Place = Callable[[str], list[Message]]
 
@@ -49,58 +52,57 @@ class Measurer:
     def __init__(self, counter: Counter, progress: Callable[[str], None] | None) -> None:
         self.counter = counter
         self._progress = progress
-        self._known: dict[str, int] = {}
+        self._told = 0
         head = self.whole(HEAD)
-        self._base = self.whole(HEAD + OPEN)
-        self.open = self._base - head
-        self.head = self.inner(" " + HEAD)
+        self.open = self.whole(HEAD + OPEN) - head
+        self.head = self.words([" " + HEAD])[0].tokens
         self.user_overhead = head - self.head
-        self._close = self.whole(HEAD + OPEN + CLOSE) - self._base
-
-    def count(self, messages: list[Message]) -> int:
-        """Tokens of a prompt."""
-        if self._progress and self.counter.requests % 100 == 0:
-            self._progress(
-                f"counting tokens of {self.counter.model}: {self.counter.requests} requests so far"
-            )
-        return self.counter.count_messages(messages)
 
     def whole(self, text: str) -> int:
-        """Tokens of a single-message prompt, asked once."""
-        if text not in self._known:
-            self._known[text] = self.count([user_message(text)])
-        return self._known[text]
+        """Tokens of a single-message prompt."""
+        return self.counter.count_messages([user_message(text)])
 
-    def sentence(self, text: str) -> int:
-        """Tokens of a sentence (with its leading space) between sentences."""
-        return self.whole(HEAD + OPEN + text + CLOSE) - self._base - self._close
+    def frame(self, before: str, texts: Sequence[str], after: str = "") -> list[Counted]:
+        """Texts between two others, counted there: what they add to ``before + after``."""
+        empty = self.whole(before + after)
+        counts = self._each([[user_message(before + text + after)] for text in texts])
+        return [Counted(text, count - empty) for text, count in zip(texts, counts, strict=True)]
 
-    def last(self, text: str) -> int:
-        """Tokens of a sentence at the end of a message."""
-        return self.whole(HEAD + OPEN + text) - self._base
+    def sentences(self, texts: Sequence[str]) -> list[Counted]:
+        """Sentences (with their leading space) between sentences."""
+        return self.frame(HEAD + OPEN, texts, CLOSE)
 
-    def inner(self, text: str) -> int:
-        """Tokens of words (with their leading space) between words."""
-        before, after = HEAD + " wrote about", " this morning."
-        return self.whole(before + text + after) - self.whole(before + after)
+    def last(self, texts: Sequence[str]) -> list[Counted]:
+        """Sentences at the end of a message."""
+        return self.frame(HEAD + OPEN, texts)
 
-    def line(self, line: Line, slots: dict[str, list[Counted]]) -> Line:
-        """The line with the tokens of its literals, counted with the first value in each slot."""
-        values = [slots[name][0] for name in line.slots]
-        tokens = self.sentence(line.fill([value.text for value in values]))
-        return Line(line.literals, line.slots, tokens - sum(value.tokens for value in values))
+    def words(self, texts: Sequence[str]) -> list[Counted]:
+        """Words (with their leading space) between words."""
+        return self.frame(HEAD + " wrote about", texts, " this morning.")
 
-    def opening(self, line: Line, slots: dict[str, list[Counted]]) -> Line:
-        """The same for an opening, which continues a first word."""
-        values = [slots[name][0] for name in line.slots]
-        tokens = (
-            self.whole(HEAD + line.fill([value.text for value in values])) - self.head - self.user_overhead
-        )
-        return Line(line.literals, line.slots, tokens - sum(value.tokens for value in values))
+    def lines(
+        self, lines: Sequence[Line], slots: dict[str, list[Counted]], before: str = HEAD + OPEN
+    ) -> list[Line]:
+        """Lines with the tokens of their literals, counted with the first value in each slot."""
+        values = [[slots[name][0] for name in line.slots] for line in lines]
+        filled = [line.fill([item.text for item in items]) for line, items in zip(lines, values, strict=True)]
+        return [
+            Line(line.literals, line.slots, counted.tokens - sum(item.tokens for item in items))
+            for line, items, counted in zip(lines, values, self.frame(before, filled), strict=True)
+        ]
+
+    def _each(self, prompts: Sequence[list[Message]]) -> list[int]:
+        counts: list[int] = []
+        for start in range(0, len(prompts), BATCH):
+            counts += self.counter.count_each(prompts[start : start + BATCH])
+            if self._progress and self.counter.requests >= self._told + BATCH // 2:
+                self._told = self.counter.requests
+                self._progress(f"counting tokens: {self._told} requests so far")
+        return counts
 
     def overhead(self, place: Place) -> int:
         """Tokens of a place's prompt besides the text put there."""
-        return self.count(place(HEAD + OPEN)) - self.head - self.open
+        return self.counter.count_messages(place(HEAD + OPEN)) - self.head - self.open
 
     def heads(self, texts: Sequence[str], place: Place, alike: Sequence[Counted] = ()) -> list[Counted]:
         """Texts that stand at the head of a message, counted there.
@@ -109,15 +111,16 @@ class Measurer:
         """
         overhead = self.overhead(place) + self.open
 
-        def counted(text: str) -> Counted:
-            return Counted(text, self.count(place(text + OPEN)) - overhead)
+        def counted(some: Sequence[str]) -> list[Counted]:
+            counts = self._each([place(text + OPEN) for text in some])
+            return [Counted(text, count - overhead) for text, count in zip(some, counts, strict=True)]
 
         if alike:
             samples = SAMPLES_USAGE if self.counter.source == "usage" else SAMPLES
-            step = max(1, len(alike) // samples)
-            if all(counted(known.text) == known for known in alike[::step][:samples]):
+            some = list(alike[:: max(1, len(alike) // samples)][:samples])
+            if counted([item.text for item in some]) == some:
                 return list(alike)
-        return [counted(text) for text in texts]
+        return counted(texts)
 
 
 def count_corpus(
@@ -133,23 +136,30 @@ def count_corpus(
     measurer = Measurer(counter, progress)
     if counter.source == "usage":
         texts = smaller(texts)
-    slots = {
-        name: [Counted(" " + value, measurer.inner(" " + value)) for value in values]
-        for name, values in texts.slots.items()
-    }
-    words = [Counted(" " + word, measurer.inner(" " + word)) for word in texts.words]
+    slots = {name: measurer.words(_spaced(values)) for name, values in texts.slots.items()}
+    words = measurer.words(_spaced(texts.words))
     nonce_head, nonce_rest = _nonce_words(measurer, words)
-    line = nonce_head[0] + "".join(nonce_rest[: NONCE_WORDS - 1]) + "\n"
-    shared = _Shared(measurer, line)
+    nonce = nonce_head[0] + "".join(nonce_rest[: NONCE_WORDS - 1]) + "\n"
+    shared = _Shared(measurer, nonce)
     names = measurer.heads(texts.names, _alone)
+    if shared.system:
+        suffix_names = measurer.heads(texts.names, shared.place, names)
+    else:
+        suffix_names = measurer.words(_spaced(texts.names))
+    # "I see." counts as " I see." between sentences does: its "I" is one token in both places.
+    answer_tokens = measurer.sentences([" " + ANSWER])[0].tokens
 
-    def after_line(text: str) -> list[Message]:
-        return [user_message(line + text)]
+    def after_nonce(text: str) -> list[Message]:
+        return [user_message(nonce + text)]
 
     def second_turn(text: str) -> list[Message]:
-        answer = {"role": "assistant", "content": ANSWER}
-        return [user_message(HEAD + OPEN), answer, user_message(text)]
+        return [user_message(HEAD + OPEN), {"role": "assistant", "content": ANSWER}, user_message(text)]
 
+    def third_turn(text: str) -> list[Message]:
+        return [*second_turn(HEAD + OPEN), {"role": "assistant", "content": ANSWER}, user_message(text)]
+
+    turns = [measurer.overhead(place) for place in (_alone, second_turn, third_turn)]
+    text_tokens = measurer.head + measurer.open
     return TokenTable(
         model=counter.model,
         source=counter.source,
@@ -159,41 +169,48 @@ def count_corpus(
         suffix_overhead=shared.suffix,
         system=shared.system,
         open_tokens=measurer.open,
-        answer_tokens=measurer.sentence(" " + ANSWER),
-        turn_overheads=_turn_overheads(measurer),
+        answer_tokens=answer_tokens,
+        turn_overheads=[after - before - answer_tokens - text_tokens for before, after in pairwise(turns)],
         names=names,
-        line_names=measurer.heads(texts.names, after_line, names),
-        suffix_names=measurer.heads(texts.names, shared.place, names)
-        if shared.system
-        else [Counted(" " + name, measurer.inner(" " + name)) for name in texts.names],
+        line_names=measurer.heads(texts.names, after_nonce, names),
+        suffix_names=suffix_names,
         slots=slots,
-        openings=[measurer.opening(opening, slots) for opening in texts.openings],
-        topics=[
-            Topic(
-                topic.name,
-                tuple(measurer.line(item, slots) for item in topic.headings),
-                tuple(measurer.line(item, slots) for item in topic.sentences),
-            )
-            for topic in texts.topics
-        ],
+        openings=measurer.lines(texts.openings, slots, HEAD),
+        topics=_topics(measurer, texts.topics, slots),
         follow_ups=measurer.heads(texts.follow_ups, second_turn),
-        closers=[Counted(" " + text, measurer.sentence(" " + text)) for text in texts.closers],
-        questions=[Counted(" " + text, measurer.last(" " + text)) for text in texts.questions],
-        follow_up_questions=[
-            Counted(" " + text, measurer.last(" " + text)) for text in texts.follow_up_questions
-        ],
+        closers=measurer.sentences(_spaced(texts.closers)),
+        questions=measurer.last(_spaced(texts.questions)),
+        follow_up_questions=measurer.last(_spaced(texts.follow_up_questions)),
         words=words,
         nonce_head=nonce_head,
         nonce_rest=nonce_rest,
-        nonce_tokens=measurer.overhead(after_line) - measurer.user_overhead,
+        nonce_tokens=measurer.overhead(after_nonce) - measurer.user_overhead,
         prefix_nonce_tokens=shared.nonce,
     )
+
+
+def _spaced(texts: Sequence[str]) -> list[str]:
+    return [" " + text for text in texts]
+
+
+def _topics(measurer: Measurer, topics: Sequence[Topic], slots: dict[str, list[Counted]]) -> list[Topic]:
+    """The topics with all their lines counted."""
+    lines = [line for topic in topics for line in (*topic.headings, *topic.sentences)]
+    counted = iter(measurer.lines(lines, slots))
+    return [
+        Topic(
+            topic.name,
+            tuple(next(counted) for _ in topic.headings),
+            tuple(next(counted) for _ in topic.sentences),
+        )
+        for topic in topics
+    ]
 
 
 def smaller(corpus: Corpus) -> Corpus:
     """What can be counted with at most 150 requests: sentences without slots, no headings, few phrases."""
     topics = []
-    budget = 40
+    budget = 34
     each = max(1, budget // len(corpus.topics))
     for topic in corpus.topics:
         plain = tuple(line for line in topic.sentences if not line.slots)[:each]
@@ -204,10 +221,10 @@ def smaller(corpus: Corpus) -> Corpus:
         name=corpus.name,
         topics=tuple(topic for topic in topics if topic.sentences),
         slots={name: values[:5] for name, values in corpus.slots.items() if name in used},
-        names=_spread(corpus.names, 18),
+        names=_spread(corpus.names, 16),
         openings=openings,
         follow_ups=corpus.follow_ups[:4],
-        closers=corpus.closers[:12],
+        closers=corpus.closers[:11],
         questions=corpus.questions[:4],
         follow_up_questions=corpus.follow_up_questions[:3],
         words=corpus.words[:8],
@@ -223,19 +240,6 @@ def _alone(text: str) -> list[Message]:
     return [user_message(text)]
 
 
-def _turn_overheads(measurer: Measurer) -> list[int]:
-    """What turns 2 and 3 add to the prompt besides the tokens of answer and user text."""
-    text = HEAD + OPEN
-    # "I see." counts as " I see." between sentences does: its "I" is one token in both places.
-    answer = measurer.sentence(" " + ANSWER)
-    messages = [user_message(text)]
-    totals = [measurer.count(messages)]
-    for _ in range(2):
-        messages += [{"role": "assistant", "content": ANSWER}, user_message(text)]
-        totals.append(measurer.count(messages))
-    return [after - before - answer - measurer.head - measurer.open for before, after in pairwise(totals)]
-
-
 class _Shared:
     """The template around a shared text: see ``TokenTable`` for ``prefix``, ``suffix`` and ``system``."""
 
@@ -244,9 +248,7 @@ class _Shared:
         self.nonce = 0
         try:
             whole = measurer.overhead(self.place)
-            self.nonce = measurer.count(self.place(HEAD + OPEN, nonce)) - measurer.count(
-                self.place(HEAD + OPEN)
-            )
+            self.nonce = measurer.overhead(lambda text: self.place(text, nonce)) - whole
         except TokenCountError as error:
             # That is how a template without system messages answers.
             if error.status not in (400, 422, 500):

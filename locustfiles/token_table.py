@@ -35,6 +35,9 @@ class Counter(Protocol):
     def count_messages(self, messages: Sequence[Message]) -> int:
         """Prompt tokens, template and generation prompt included."""
 
+    def count_each(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
+        """The same for many prompts."""
+
     def count_ids(self, messages: Sequence[Message]) -> list[int] | None:
         """Token ids, where they can be had."""
 
