@@ -206,15 +206,11 @@ def overlay(
 ) -> bool:
     """The reference case's numbers as hollow markers, where point and level match; False if none does."""
     turn, metric = published
-    try:
-        items = parse_point(point)
-    except ValueError:
-        return False
     drawn = False
     for number in PUBLISHED:
         if number.arm not in arms or number.users not in levels:
             continue
-        if not number.matches(workload, items, turn, metric):
+        if not number.matches(workload, point, turn, metric):
             continue
         drawn = True
         x = arms.index(number.arm) + 0.3 if len(levels) == 1 else number.users

@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from reports import metrics, words
+from reports.article import beside
 from reports.checks_arms import declared, features_text, observed
 from reports.classes import advantage_text, mean_over, roll_up
 from reports.compare import PRIMARY
@@ -225,6 +226,7 @@ def to_html(judgement: Judgement) -> str:
         "metric_text": words.metric_text,
         "advantage_text": advantage_text,
         "ratio_text": ratio_text,
+        "beside": beside(run),
         "explanations": explain(judgement),
         "tallies": tally(judgement),
         "arm_lines": arm_lines(judgement),
@@ -236,6 +238,7 @@ def to_html(judgement: Judgement) -> str:
         "scales": ", ".join(f"{scale:g}" for scale in scales),
         "sampling": json.dumps(manifest.sampling, sort_keys=True),
         "plan_text": json.dumps(manifest.plan_toml, indent=1, sort_keys=True) if manifest.plan_toml else "",
+        "selftest": json.dumps(manifest.certificate, sort_keys=True) if manifest.certificate else "",
         "quantiles": ", ".join(QUANTILES),
     }
     return environment().get_template("report.html.j2").render(context)

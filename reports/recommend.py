@@ -64,7 +64,8 @@ def recommend(judgement: Judgement) -> Recommendation:
     lead = math.exp(known[second] - known[best])
     if lead <= 1 + options.margin:
         return nothing(f"{best} and {second} cost the same over this mix (within {options.margin:.0%})")
-    return Recommendation(mix, slo, best, why_text(best, second, lead, counted))
+    why = why_text(best, second, lead, counted) + end_to_end(judgement, counted, mix, best)
+    return Recommendation(mix, slo, best, why)
 
 
 def cost(arm: str, counted: Mapping[str, list[JudgedCell]], mix: Mapping[str, float]) -> float | None:
@@ -80,6 +81,36 @@ def cost(arm: str, counted: Mapping[str, list[JudgedCell]], mix: Mapping[str, fl
             logs.append(-log if cell.metric in HIGHER_IS_BETTER else log)
         result += mix[workload] / total * sum(logs) / len(logs)
     return result
+
+
+def end_to_end(
+    judgement: Judgement, counted: Mapping[str, list[JudgedCell]], mix: Mapping[str, float], best: str
+) -> str:
+    """Whether end-to-end time, which no primary metric is, agrees: a short wait can hide a slow answer."""
+    whole = {
+        workload: [
+            cell
+            for cell in judgement.cells
+            if cell.metric == "e2e_p50"
+            and cell.turn is None
+            and cell.level in {counted_cell.level for counted_cell in cells}
+        ]
+        for workload, cells in counted.items()
+    }
+    if not all(whole.values()):
+        return ""
+    costs = {arm: cost(arm, whole, mix) for arm in judgement.run.arms}
+    known = {arm: value for arm, value in costs.items() if value is not None}
+    if best not in known or len(known) < 2:
+        return ""
+    fastest = min(sorted(known), key=lambda arm: known[arm])
+    if fastest == best:
+        return " By end-to-end time it leads as well."
+    factor = math.exp(known[best] - known[fastest])
+    if factor <= 1 + judgement.options.margin:
+        return f" By end-to-end time {fastest} is as good."
+    lead = f" By end-to-end time {fastest} would lead ({times_text(factor)})"
+    return f"{lead}: prefer it where users wait for whole answers."
 
 
 def why_text(best: str, second: str, lead: float, counted: Mapping[str, list[JudgedCell]]) -> str:

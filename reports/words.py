@@ -10,6 +10,7 @@ WORKLOADS = {
     "multi_turn": "multi-turn conversations",
 }
 METRICS = {
+    "decode_rate": "decode rate",
     "ttft_p50": "TTFT p50",
     "ttft_p95": "TTFT p95",
     "ttfa_p50": "TTFA p50",
