@@ -69,10 +69,13 @@ def describe(levels: Sequence[Level], ran: Sequence[Level]) -> str:
 
 
 def points_text(points: Sequence[str]) -> str:
-    """``4K context to 64K context``."""
-    if len(points) == 1:
-        return point_text(points[0])
-    return f"{point_text(points[0])} to {point_text(points[-1])}"
+    """``4K to 64K context, lockstep``: what the first and the last have in common is said once."""
+    first, last = point_text(points[0]), point_text(points[-1])
+    if first == last:
+        return first
+    size, _, rest = first.partition(" ")
+    other, _, same = last.partition(" ")
+    return f"{size} to {other} {rest}" if rest and rest == same else f"{first} to {last}"
 
 
 def users_span(users: Sequence[int], steps: Sequence[int]) -> str:

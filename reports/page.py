@@ -163,7 +163,7 @@ def arm_lines(judgement: Judgement) -> list[ArmLine]:
             "device": arm.declared.get("device"),
             "context limit": probe.max_model_len,
             "block size": probe.block_size,
-            "cached tokens of one prompt sent three times": ", ".join(
+            "cached, sent three times": ", ".join(
                 "unknown" if n is None else str(n) for n in probe.cached_tokens_probe
             ),
             "acceptance length": probe.acceptance_length and f"{probe.acceptance_length:.2f}",

@@ -18,7 +18,7 @@ def judged(folder, options=None, **changes):
 
 def test_a_full_grid_is_a_span():
     levels = [("multi_turn", f"context={c}", u) for c in (4096, 8192, 65536) for u in (1, 2, 4)]
-    assert describe(levels, levels) == "4K context to 64K context, 1–4 users"
+    assert describe(levels, levels) == "4K to 64K context, 1–4 users"
 
 
 def test_a_span_never_runs_over_a_level_that_came_out_otherwise():

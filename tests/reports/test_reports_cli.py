@@ -253,3 +253,13 @@ def test_four_arms(reports, tmp_path):
     assert verdict["base"] == "plain"
     assert set(verdict["cells"][0]["against_base"]) == {"cache", "mtp", "both"}
     assert verdict["recommendation"]["arm"] == "both"  # second everywhere, far behind nowhere
+
+
+@pytest.mark.parametrize("arms", [[CACHE], [arm("other")]])
+def test_odd_sets_of_arms_still_give_a_report(reports, tmp_path, arms):
+    """One arm alone, and cells of arms that the manifest does not name."""
+    folder = clear_run(tmp_path / "run", manifest_changes={"arms": arms, "base": arms[0].name})
+    assert reports(folder).returncode == 0
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert {cell["winner"] for cell in verdict["cells"]} <= {"inconclusive", None}
+    assert verdict["recommendation"]["arm"] is None
