@@ -25,7 +25,7 @@ BREAK = "\n\n"
 OWN_HEADINGS = 20
 
 _SLOT = re.compile(r"\{([a-z_]+)\}")
-_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"')\]]*\s+|(?<=[。！？])|\n\s*\n")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"')\]])\s+|(?<=[。！？])|\n\s*\n")
 
 
 class Line(msgspec.Struct, array_like=True, frozen=True):

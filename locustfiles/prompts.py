@@ -285,8 +285,8 @@ def measure_table(
 ) -> TokenTable:
     """Count the corpus with ``counter``, and try on composed prompts whether the counts add up.
 
-    About 1200 short requests to ``/tokenize``, or, where counts come from ``usage``, at most 150 chat requests
-    for a smaller corpus. ``corpus`` is a plain UTF-8 text file to use instead of the built-in sentences.
+    About 1200 short requests to ``/tokenize``; where counts come from ``usage``, at most 150 chat
+    requests for a smaller corpus. ``corpus`` is a plain UTF-8 text file to use instead of the built-in sentences.
     ``progress`` is told now and then how far it is.
 
     Raises:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -62,23 +63,17 @@ class TokenCounter:
         self._url = url.rstrip("/")
         self._dropped = frozenset(dropped)
         self._headers = dict(headers or {})
-        self._local = threading.local()
         self._lock = threading.Lock()
+        self._idle: list[requests.Session] = []
         self._base: int | None = None
         self._proven = (
             False  # /tokenize has worked: from then on a refusal is an error, not a reason to fall back
         )
 
-    @property
-    def _session(self) -> requests.Session:
-        """This thread's connection."""
-        session: requests.Session | None = getattr(self._local, "session", None)
-        if session is None:
-            session = self._local.session = requests.Session()
-            # Neither proxies nor .netrc of the environment: the load itself uses none of them.
-            session.trust_env = False
-            session.headers.update(self._headers)
-        return session
+    def close(self) -> None:
+        """Close all connections. Counting again opens new ones."""
+        while self._idle:
+            self._idle.pop().close()
 
     def count_each(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
         """``count_messages`` of many prompts, several at a time: what counts is the way to the server.
@@ -87,6 +82,8 @@ class TokenCounter:
             TokenCountError: if one of them cannot be counted.
         """
         first = [self.count_messages(prompt) for prompt in prompts[:1]]  # settles the source
+        if len(prompts) < 2:
+            return first
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return first + list(pool.map(self.count_messages, prompts[1:]))
 
@@ -209,17 +206,35 @@ class TokenCounter:
             answer = None
         return status, answer if isinstance(answer, dict) else None
 
+    @contextmanager
+    def _session(self) -> Iterator[requests.Session]:
+        """A session for one exchange: an idle one with its open connection, else a new one."""
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            session = requests.Session()
+            # Neither proxies nor .netrc of the environment: the load itself uses none of them.
+            session.trust_env = False
+            session.headers.update(self._headers)
+        try:
+            yield session
+        finally:
+            self._idle.append(session)
+
     def _exchange(self, path: str, data: bytes) -> tuple[int, bytes, float]:
         """Status, body, and seconds to wait before trying again if the server was busy."""
         deadline = time.monotonic() + READ_TIMEOUT
-        with self._session.post(
-            self._url + path,
-            data=data,
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-            timeout=(CONNECT_TIMEOUT, READ_TIMEOUT),
-            allow_redirects=False,
-            stream=True,
-        ) as response:
+        with (
+            self._session() as session,
+            session.post(
+                self._url + path,
+                data=data,
+                headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+                timeout=(CONNECT_TIMEOUT, READ_TIMEOUT),
+                allow_redirects=False,
+                stream=True,
+            ) as response,
+        ):
             parts: list[bytes] = []
             size = 0
             for part in response.iter_content(65536):
