@@ -98,6 +98,10 @@ stop: ## stop them
 status: ## show them, one line per arm
 	@bash servers/status.sh "$$PROFILE"
 
+.PHONY: selftest
+selftest: .venv/.installed ## measure this load generator; writes the certificate that runs carry
+	@$(PY) -m locustfiles.selftest
+
 .PHONY: ui
 ui: .venv/.installed ## Locust's web UI on 127.0.0.1:8089, against one running arm (HOST=http://127.0.0.1:8101)
 	@exec .venv/bin/locust -f locustfiles/single_turn.py,locustfiles/shared_prefix.py,locustfiles/multi_turn.py \

@@ -112,7 +112,7 @@ class ChatUser(User):
             output_tokens=output,
             prompt_digest=prompt.digest,
         )
-        request = self.cell.request(prompt.messages, output)
+        request = self.cell.request(prompt.messages, output, f"{self.number}-{session.number}-{turn}")
         began = time.monotonic_ns()
         try:
             self._attempt(attempt, request)

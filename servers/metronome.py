@@ -4,8 +4,9 @@
 is told to stop. It has no model: it exists to measure load generators. Beats lie on an absolute grid from the
 request's arrival, which the kernel stamps. What really happened is in the stream itself: the first content
 chunk and the usage chunk carry ``metronome`` members with the request's arrival and the times of the first
-and of the last content chunk's writing, in CLOCK_MONOTONIC ns, which all processes of a machine share. So
-this server's own lateness can be told from the client's error.
+and of the last content chunk's writing, in CLOCK_MONOTONIC ns, which a machine's processes share. So this
+server's own lateness can be told from the client's error. ``--log`` writes the same into a file, one row per
+request, by the request's ``X-Request-Id``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import TextIO
 
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("qq")
@@ -38,6 +40,14 @@ def chunked(payload: bytes) -> bytes:
 def _event(content: str, **extra: object) -> bytes:
     choice = {"index": 0, "delta": {"content": content}, "finish_reason": None}
     return b"data: " + json.dumps({"choices": [choice], **extra}).encode() + b"\n\n"
+
+
+def _header(head: bytes, wanted: bytes) -> str:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == wanted:
+            return value.strip().decode("latin-1")
+    return ""
 
 
 @dataclass
@@ -61,20 +71,20 @@ class Stream:
     first_ns: int = 0
     last_ns: int = 0
     prompt_tokens: int = 0
+    request_id: str = ""
 
 
 class Metronome:
     """Serves every connection from one thread: a heap of beats and a selector."""
 
-    def __init__(self, listener: socket.socket, beats: Beats) -> None:
+    def __init__(self, listener: socket.socket, beats: Beats, log: TextIO | None = None) -> None:
         self._listener = listener
         self._beats = beats
+        self._log = log
         self._due: list[tuple[int, int, Stream]] = []
         self._order = 0
         self._selector = selectors.DefaultSelector()
-        self._role = chunked(
-            b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
-        )
+        self._role = chunked(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n')
         self._plain = chunked(_event(" tick"))
         self._last = chunked(
             b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n',
@@ -137,11 +147,7 @@ class Metronome:
         head, found, body = bytes(stream.inbox).partition(b"\r\n\r\n")
         if not found:
             return
-        length = 0
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            if name.lower() == b"content-length":
-                length = int(value)
+        length = int(_header(head, b"content-length") or 0)
         if len(body) >= length:
             stream.inbox.clear()
             self._answer(stream, head, body)
@@ -158,6 +164,7 @@ class Metronome:
             request = json.loads(body)
             stream.prompt_tokens = sum(len(m["content"].split()) for m in request.get("messages", []))
             stream.chunks = int(request.get("max_tokens") or self._beats.chunks)
+            stream.request_id = _header(head, b"x-request-id")
             stream.beat = 0
             self._write(stream, _HEADERS)
             self._schedule(stream)
@@ -195,6 +202,10 @@ class Metronome:
         else:
             stream.beat = -1
             self._write(stream, payload + self._last + self._end(stream))
+            if self._log is not None:
+                self._log.write(
+                    f"{stream.request_id},{stream.arrived_ns},{stream.first_ns},{stream.last_ns},{stream.chunks}\n"
+                )
 
     def _end(self, stream: Stream) -> bytes:
         usage = {
@@ -227,12 +238,17 @@ def main() -> None:
     parser.add_argument("--first-ms", type=float, default=300.0, help="request to first token")
     parser.add_argument("--gap-ms", type=float, default=20.0, help="between chunks")
     parser.add_argument("--chunks", type=int, default=128, help="where the request has no max_tokens")
+    parser.add_argument("--log", default="", help="CSV of what really happened, one row per request")
     parser.add_argument("--cpu", type=int, default=None, help="pin to this core")
     options = parser.parse_args()
     if options.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {options.cpu})
     with socket.create_server((options.host, options.port), backlog=4096) as listener:
-        server = Metronome(listener, Beats(options.first_ms / 1e3, options.gap_ms / 1e3, options.chunks))
+        log = open(options.log, "w", encoding="utf-8", buffering=1 << 16) if options.log else None  # noqa: SIM115
+        if log is not None:
+            log.write("request_id,arrived_ns,first_ns,last_ns,chunks\n")
+        beats = Beats(options.first_ms / 1e3, options.gap_ms / 1e3, options.chunks)
+        server = Metronome(listener, beats, log)
 
         def stop(*_: object) -> None:
             server.stopping = True
@@ -241,6 +257,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, stop)
         print(f"metronome http://{options.host}:{listener.getsockname()[1]} up", flush=True)
         server.serve()
+        if log is not None:
+            log.close()
 
 
 if __name__ == "__main__":
