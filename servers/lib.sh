@@ -16,10 +16,10 @@ fi
 export FACEOFF_PYTHON
 export FACEOFF_ROOT="$ROOT"
 
-STARTED=""     # arms that this process started, space separated
-EXIT_SIGNAL="" # 130 or 143 once a signal arrived
-SIGNALS=0      # how many signals arrived
-CHILD=""       # the command that run_command is waiting for
+STARTED="" # arms that this process started, space separated
+
+# shellcheck source=/dev/null
+. "$ROOT/servers/processes.sh"
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -33,7 +33,7 @@ usage_error() { # message: the user asked for something that is not there, exit 
     exit 2
 }
 
-# ---- profiles and arms ------------------------------------------------------------------------------------
+# ---- profiles and arms --------------------------------------------------------------------------------------
 
 # Sets PROFILE (the name of the state folder), PROFILE_DIR, STATE. A name with a slash is the user's own folder;
 # its state folder carries a checksum of the path, so that two folders of one name never share pid files.
@@ -95,7 +95,7 @@ choose_arms() { # arms…
 # environment happens to call PORT or HOST must not move a server; FACEOFF_HOST is the way to say it.
 load_arm() { # arm
     local moved
-    unset PORT MODEL FLAGS CACHING DRAFTS DEVICE METRICS START_LIMIT EXCLUSIVE_DEVICE
+    unset PORT MODEL FLAGS CACHING DRAFTS DEVICE METRICS HEALTH START_LIMIT EXCLUSIVE_DEVICE
     HOST=${FACEOFF_HOST:-127.0.0.1}
     ARM=$1
     set -a
@@ -105,6 +105,7 @@ load_arm() { # arm
     # FACEOFF_DEVICE_CACHE=gpu1 puts arm cache on another device than its file says: for a swap control.
     moved=FACEOFF_DEVICE_$(printf '%s' "$1" | tr 'a-z-' 'A-Z_')
     DEVICE=${!moved:-${DEVICE-}}
+    HEALTH=${HEALTH:-/health}
     export ARM HOST DEVICE
     case ${PORT-} in
     "" | *[!0-9]*) usage_error "$PROFILE_DIR/$1.env: PORT is not a number" ;;
@@ -152,25 +153,7 @@ config_checksum() { # arm: changes when what would be started changes
     { cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh" && arm_field "$1" DEVICE; } | cksum | cut -d' ' -f1
 }
 
-# ---- processes --------------------------------------------------------------------------------------------
-
-# Prints the start time of a process (kernel ticks; the ps form where there is no /proc). Empty when it is gone
-# or only waits to be reaped. A pid alone proves nothing: numbers are used again.
-start_time() { # pid
-    local stat rest
-    if [ -d /proc/self ]; then
-        { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 0
-        rest=${stat##*) } # the command name before it may hold anything
-        case $rest in
-        Z* | X*) return 0 ;;
-        esac
-        # shellcheck disable=SC2086
-        set -- $rest
-        printf '%s' "${20}"
-    else
-        ps -o lstart= -p "$1" 2>/dev/null | tr -s ' ' '-' || true
-    fi
-}
+# ---- state --------------------------------------------------------------------------------------------------
 
 # Reads an arm's pid file into PID, BORN, TOKEN, CONFIG; false when there is none or it is half written.
 read_pid_file() { # arm
@@ -187,52 +170,6 @@ arm_alive() { # arm: is the process that we started still there?
     read_pid_file "$1" && [ "$(start_time "$PID")" = "$BORN" ]
 }
 
-# Prints the living members of an arm's process group. A leader that died may leave workers behind (an engine
-# process, say); those are ours if they carry the token that only our start put into their environment.
-group_members() { # pid, token
-    local file stat rest pid members=""
-    if [ ! -d /proc/self ]; then
-        ps -A -o pid=,pgid=,stat= | while read -r pid rest stat; do
-            [ "$rest" = "$1" ] && [ "${stat#Z}" = "$stat" ] && printf '%s ' "$pid"
-        done
-        return 0
-    fi
-    for file in /proc/[0-9]*/stat; do
-        { stat=$(<"$file"); } 2>/dev/null || continue
-        pid=${file#/proc/}
-        pid=${pid%/stat}
-        rest=${stat##*) }
-        case $rest in
-        Z* | X*) continue ;;
-        [A-Za-z]" "*" $1 "*) ;;
-        *) continue ;;
-        esac
-        # state ppid pgrp …
-        rest=${rest#* }
-        rest=${rest#* }
-        [ "${rest%% *}" = "$1" ] || continue
-        grep -qzs -- "FACEOFF_TOKEN=$2" "/proc/$pid/environ" && members="$members $pid"
-    done
-    printf '%s' "${members# }"
-}
-
-http_status() ( # host, port, path: prints the HTTP status, 000 when nobody answers
-    exec 2>/dev/null
-    exec 3<>"/dev/tcp/$1/$2" || { printf '000' && exit 0; }
-    printf 'GET %s HTTP/1.0\r\nHost: %s\r\nConnection: close\r\n\r\n' "$3" "$1" >&3
-    line=""
-    IFS= read -r -t 3 -u 3 line || true
-    line=${line#HTTP/* }
-    case $line in
-    [0-9][0-9][0-9]*) printf '%s' "${line:0:3}" ;;
-    *) printf '000' ;;
-    esac
-)
-
-port_taken() { # host, port
-    (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
-}
-
 # Prints up | starting | down | dead. Dead: we started it and it is gone, or it was up and no longer healthy
 # (vLLM answers /health with 503 when its engine has died).
 arm_state() { # arm
@@ -244,7 +181,7 @@ arm_state() { # arm
     else
         address=$(arm_address "$1")
         # shellcheck disable=SC2086
-        if [ "$(http_status $address /health)" = 200 ]; then
+        if [ "$(http_status $address "$(arm_field "$1" HEALTH)")" = 200 ]; then
             printf 'up'
         elif [ -f "$STATE/$1.ready" ]; then
             printf 'dead'
@@ -254,20 +191,7 @@ arm_state() { # arm
     fi
 }
 
-# ---- start ------------------------------------------------------------------------------------------------
-
-# A session of its own keeps Ctrl-C on our terminal away from the server and gives one group to stop. Shells
-# let background commands ignore SIGINT; both programs undo that.
-DETACH='import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.setsid()
-os.execvp(sys.argv[1], sys.argv[1:])'
-ATTACH='import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-try:
-    os.execvp(sys.argv[1], sys.argv[1:])
-except OSError as problem:
-    sys.exit(f"error: cannot run {sys.argv[1]}: {problem.strerror}")'
+# ---- start --------------------------------------------------------------------------------------------------
 
 start_arm() { # arm
     local arm=$1 pid born token address taken
@@ -420,7 +344,7 @@ bring_up() { # arms…
     await_arms "$@"
 }
 
-# ---- stop -------------------------------------------------------------------------------------------------
+# ---- stop ---------------------------------------------------------------------------------------------------
 
 # Stops arms that we started: TERM to the whole group, and KILL for what is left after STOP_LIMIT seconds.
 stop_arms() { # arms…
@@ -466,37 +390,4 @@ stop_started() {
     # shellcheck disable=SC2086
     [ -z "$STARTED" ] || stop_arms $STARTED
     STARTED=""
-}
-
-# ---- signals ----------------------------------------------------------------------------------------------
-
-# Signals only raise a flag, so that no process is ever started without its pid being written down.
-on_signal() { # exit code
-    EXIT_SIGNAL=$1
-    SIGNALS=$((SIGNALS + 1))
-    # Ctrl-C reaches the command by itself (same terminal); TERM and HUP were sent to us alone.
-    if [ "$1" != 130 ] && [ -n "$CHILD" ]; then
-        kill -TERM "$CHILD" 2>/dev/null || true
-    fi
-}
-
-watch_signals() {
-    trap 'on_signal 130' INT
-    trap 'on_signal 143' TERM
-    trap 'on_signal 129' HUP
-}
-
-# Runs a command and waits for it to end by itself, signals or not; returns its exit code.
-run_command() { # command…
-    local code seen
-    "$FACEOFF_PYTHON" -c "$ATTACH" "$@" <&0 &
-    CHILD=$!
-    while :; do
-        seen=$SIGNALS
-        code=0
-        wait "$CHILD" || code=$?
-        [ "$seen" != "$SIGNALS" ] || break
-    done
-    CHILD=""
-    return "$code"
 }
