@@ -62,6 +62,38 @@ def judge_generator(cells: Sequence[Cell]) -> Finding:
     return Finding(badness <= 1, text, badness)
 
 
+def within_self_test(run: Run) -> list[Check]:
+    """Cells stayed within the streams and events per second that the self-test of this machine carried.
+
+    A doubt only: what a cell did to its own generator is measured in the cell itself.
+    """
+    proof = run.manifest.certificate or {}
+    streams, events = proof.get("safe_streams"), proof.get("safe_events_per_s")
+    host = proof.get("host")
+    known = isinstance(streams, (int, float)) and isinstance(events, (int, float))
+    here = run.manifest.host.get("id")
+    moved = isinstance(host, dict) and here is not None and host.get("id") not in (None, here)
+
+    def judge(cells: Sequence[Cell]) -> Finding:
+        if not known or moved:
+            return Finding(None, "the self-test is another machine's" if moved else "no self-test was made")
+        users, rate = cells[0].record.users, max(event_rate(cell) for cell in cells)
+        badness = max(users / (streams or 1), rate / (events or 1))
+        return Finding(badness <= 1, f"{users} streams, {rate:.0f} events per second", badness)
+
+    limit = (
+        f"<= {streams:g} streams, {events:.0f} events per second" if known else "what the self-test carried"
+    )
+    return per_arm(run, "within the self-test", limit, judge, withholds=False)
+
+
+def event_rate(cell: Cell) -> float:
+    """Token-bearing chunks per second of wall time while attempts ran."""
+    busy = metrics.busy_seconds(cell.attempts)
+    scale = cell.done.clock_scale if cell.done else 1.0
+    return sum(row.chunks for row in cell.attempts) * scale / busy if busy else 0.0
+
+
 def first_tokens_alone(run: Run) -> list[Check]:
     """First tokens were not stamped with the arrival of a later one."""
     limit = (

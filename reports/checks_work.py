@@ -88,12 +88,12 @@ Key = tuple[int, int, int, int]
 
 
 def digests(cells: Sequence[Cell], field: str, turn: int | None = None) -> dict[Key, str]:
-    """A digest column of the measured attempts that have it."""
+    """A digest column of the measured attempts that have it; outputs only of those that worked."""
     return {
         (row.repeat, row.user, row.session, row.turn): value
         for cell in cells
         for row in metrics.of_turn(cell.measured, turn)
-        if (value := getattr(row, field)) is not None
+        if (value := getattr(row, field)) is not None and (field != "output_digest" or row.status == "ok")
     }
 
 

@@ -238,7 +238,6 @@ def to_html(judgement: Judgement) -> str:
         "scales": ", ".join(f"{scale:g}" for scale in scales),
         "sampling": json.dumps(manifest.sampling, sort_keys=True),
         "plan_text": json.dumps(manifest.plan_toml, indent=1, sort_keys=True) if manifest.plan_toml else "",
-        "selftest": json.dumps(manifest.certificate, sort_keys=True) if manifest.certificate else "",
         "quantiles": ", ".join(QUANTILES),
     }
     return environment().get_template("report.html.j2").render(context)

@@ -132,6 +132,25 @@ def test_lag_that_kernel_stamps_forgive(tmp_path):
     assert check(judged(tmp_path, health=health), "generator healthy", "mtp").ok is True
 
 
+@pytest.mark.parametrize(
+    ("proof", "ok"),
+    [
+        (None, None),
+        ({"safe_streams": 2, "safe_events_per_s": 1e6, "host": {"id": "a"}}, True),
+        ({"safe_streams": 1, "safe_events_per_s": 1e6, "host": {"id": "a"}}, False),
+        # 18 attempts of 6.1 s with 100 chunks each, one after another, at ten times wall time: 164 a second.
+        ({"safe_streams": 2, "safe_events_per_s": 163, "host": {"id": "a"}}, False),
+        ({"safe_streams": 2, "safe_events_per_s": 165, "host": {"id": "a"}}, True),
+        ({"safe_streams": 2, "safe_events_per_s": 1e6, "host": {"id": "b"}}, None),
+        ({"safe_streams": "many"}, None),
+    ],
+)
+def test_cells_beyond_the_self_test_are_a_doubt(tmp_path, proof, ok):
+    judgement = judged(tmp_path, manifest_changes={"certificate": proof, "host": {"id": "a"}})
+    assert check(judgement, "within the self-test", "cache").ok is ok
+    assert winner(judgement).winner == "cache"
+
+
 def test_coalesced_first_tokens_matter_where_a_chunk_gap_is_not_small(tmp_path):
     health = GeneratorHealth(loop_lag_p99_ms=1.0, cpu_share=0.1, kernel_stamps=9, first_token_coalesced=9)
     near = judged(tmp_path / "a", health=health, change=lambda cell, row: replace(row, icl_p50_ms=100.0))
