@@ -272,7 +272,9 @@ class PromptWriter:
 
     def _count_prefix(self, counter: Counter, head: str) -> int:
         """Tokens that prompts with this shared text have in common."""
-        one, two = (self._after(head, name.text + OPEN) for name in self._table.suffix_names[:2])
+        names = [name.text for name in self._table.suffix_names]
+        other = next((text for text in names if text.strip()[0] != names[0].strip()[0]), names[-1])
+        one, two = (self._after(head, text + OPEN) for text in (names[0], other))
         ids = counter.count_ids(one), counter.count_ids(two)
         if ids[0] and ids[1]:
             return common_prefix(ids[0], ids[1])
@@ -286,8 +288,8 @@ def measure_table(
     """Count the corpus with ``counter``, and try on composed prompts whether the counts add up.
 
     About 1200 short requests to ``/tokenize``; where counts come from ``usage``, at most 150 chat
-    requests for a smaller corpus. ``corpus`` is a plain UTF-8 text file to use instead of the built-in sentences.
-    ``progress`` is told now and then how far it is.
+    requests for a smaller corpus. ``corpus`` is a plain UTF-8 text file to use instead of the built-in
+    sentences. ``progress`` is told now and then how far it is.
 
     Raises:
         TokenCountError: if the server cannot be asked.

@@ -11,7 +11,7 @@ from locustfiles.token_counter import TokenCountError
 
 
 def words(messages):
-    """One token per word; ``<bos>``, one role token and ``<end>`` around each message, ``<assistant>`` last."""
+    """One token per word; ``<bos>``, a role token and ``<end>`` around each message, ``<assistant>`` last."""
     out = ["<bos>"]
     for message in messages:
         out += [f"<{message['role']}>", *message["content"].split(), "<end>"]
@@ -75,8 +75,8 @@ class LocalCounter:
 class TokenServer:
     """What a test wants of the server, and what the server saw.
 
-    ``tokenize``: True, or the HTTP status that /tokenize answers. ``replies``: answers (status, headers, body)
-    given first, whatever the request. ``close_after``: answers after which a connection is closed unsaid.
+    ``tokenize``: True, or the HTTP status that /tokenize answers. ``replies``: (status, headers, body) given
+    first, whatever the request. ``close_after``: answers after which a connection is closed unsaid.
     """
 
     def __init__(self, tokenizer=words):
@@ -110,6 +110,7 @@ class TokenServer:
 def serving(server: TokenServer) -> Iterator[TokenServer]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = 65536  # head and body in one segment
 
         def setup(self):
             super().setup()
