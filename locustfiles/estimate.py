@@ -19,7 +19,10 @@ PROCESS_S = 1.5
 CROWDING = 0.15
 #: Chunks per wall second that generator and simulator together carry with room to spare on two cores: at
 #: 10000, with 16 streams, one first token in ten shared a read with later ones.
-CHUNK_BUDGET = 6000.0
+CHUNK_BUDGET = 5000.0
+#: Wall seconds between two chunks of a stream at least: when they come closer, a busy moment of the machine
+#: makes one read out of two.
+SHORTEST_GAP_S = 0.0015
 #: Highest clock scale (a limit of the simulator).
 SCALE_LIMIT = 20.0
 
@@ -107,22 +110,12 @@ def chunk_rate(point: Point, speed: Speed, users: int) -> float:
     return float(tokens / speed.chunk_tokens)
 
 
-def chunk_rate(point: Point, speed: Speed, users: int) -> float:
-    """Chunks per model second that ``users`` sessions get together.
-
-    In lockstep while all of them decode; else on average, since prefill takes its share of the time.
-    """
-    if point.lockstep:
-        tokens = users * decode_rate(speed, users)
-    else:
-        tokens = users * point.turns * point.output / session_seconds(point, speed, users)
-    return float(tokens / speed.chunk_tokens)
-
-
 def clock_scale(point: Point, speeds: Sequence[Speed], users: int) -> float:
-    """Clock scale for simulated arms, the same for all: as fast as the chunk budget allows."""
+    """Clock scale for simulated arms, the same for all: as fast as chunk budget and shortest gap allow."""
     chunks = max(chunk_rate(point, speed, users) for speed in speeds)
-    return max(1.0, math.floor(10 * min(SCALE_LIMIT, CHUNK_BUDGET / chunks)) / 10)
+    gap_s = min(speed.chunk_tokens / decode_rate(speed, users) for speed in speeds)
+    fastest = min(SCALE_LIMIT, CHUNK_BUDGET / chunks, gap_s / SHORTEST_GAP_S)
+    return max(1.0, math.floor(10 * fastest) / 10)
 
 
 def fit_sessions(

@@ -56,7 +56,9 @@ def drop_unstarted(folder: Path) -> None:
 
 
 def link_latest(folder: Path) -> None:
-    """Point ``results/latest`` to the run, in one step; left alone where links cannot be made."""
+    """Point ``results/latest`` to a run in ``results``, in one step; left alone where links cannot be made."""
+    if folder.parent.resolve() != RESULTS.resolve():
+        return
     part = RESULTS / f".latest.{os.getpid()}"
     with contextlib.suppress(OSError):
         part.unlink(missing_ok=True)

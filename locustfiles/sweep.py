@@ -171,8 +171,7 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         run = prepare(setup, plan, arms, folder)
         for note in run.manifest.notes:
             say(f"NOTE {one_line(note, 600)}")
-        if args.out is None:
-            link_latest(folder)
+        link_latest(folder)
         expected = sum(run.estimates.values())
         total = len(run.manifest.cells)
         say(f"{total} cells, about {clock(expected)}, into {folder}; seed {run.manifest.seed}")

@@ -87,6 +87,14 @@ def test_a_whole_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 of 8 cells finished" in err
 
 
+def test_latest_is_the_newest_run_in_results_however_it_was_named(place: Path) -> None:
+    latest = place / "results" / "latest"
+    with serving(StandIn()) as one, serving(StandIn()) as two:
+        for out, newest in (("results/one", "one"), ("results/two", "two"), ("elsewhere", "two")):
+            assert run("--arms", specs(one, two), "--out", out, "--repeats", "1") == 0
+            assert latest.readlink() == Path(newest)
+
+
 def test_starts_are_the_same_for_every_arm_and_spread_only_where_users_go_on_by_themselves(
     place: Path,
 ) -> None:
