@@ -110,11 +110,17 @@ def chunk_rate(point: Point, speed: Speed, users: int) -> float:
     return float(tokens / speed.chunk_tokens)
 
 
-def clock_scale(point: Point, speeds: Sequence[Speed], users: int) -> float:
-    """Clock scale for simulated arms, the same for all: as fast as chunk budget and shortest gap allow."""
+def clock_scale(
+    point: Point, speeds: Sequence[Speed], users: int, certified_per_s: float | None = None
+) -> float:
+    """Clock scale for simulated arms, the same for all: as fast as chunk budget and shortest gap allow.
+
+    ``certified_per_s``: chunks per second that the generator's self-test found safe, where there is one.
+    """
     chunks = max(chunk_rate(point, speed, users) for speed in speeds)
     gap_s = min(speed.chunk_tokens / decode_rate(speed, users) for speed in speeds)
-    fastest = min(SCALE_LIMIT, CHUNK_BUDGET / chunks, gap_s / SHORTEST_GAP_S)
+    budget = min(CHUNK_BUDGET, certified_per_s or CHUNK_BUDGET)
+    fastest = min(SCALE_LIMIT, budget / chunks, gap_s / SHORTEST_GAP_S)
     return max(1.0, math.floor(10 * fastest) / 10)
 
 

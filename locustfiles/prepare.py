@@ -91,7 +91,11 @@ def measure_tables(
 
 
 def lay_out(
-    plan: Plan, names: Sequence[str], records: Sequence[ArmRecord], forced_scale: float | None
+    plan: Plan,
+    names: Sequence[str],
+    records: Sequence[ArmRecord],
+    forced_scale: float | None,
+    certified_per_s: float | None = None,
 ) -> tuple[list[CellRecord], dict[str, estimate.Speed], list[str]]:
     """The cells in run order with scales, sessions and start spreads, the arms' speeds, and remarks."""
     speeds = {record.name: estimate.speed_of(record.probe) for record in records}
@@ -101,7 +105,9 @@ def lay_out(
     for cell in cells:
         if all_simulated:
             point = read_point(cell.workload, cell.point)
-            cell.clock_scale = forced_scale or estimate.clock_scale(point, list(speeds.values()), cell.users)
+            cell.clock_scale = forced_scale or estimate.clock_scale(
+                point, list(speeds.values()), cell.users, certified_per_s
+            )
     cells, notes = estimate.fit_sessions(cells, speeds, estimate.minutes_of(plan, all_simulated))
     for cell in cells:
         point = read_point(cell.workload, cell.point)
@@ -144,7 +150,12 @@ def prepare(setup: Setup, plan: Plan, arms: Sequence[Arm], folder: Path) -> Run:
     """
     records, dropped, notes = probe_all(arms, setup.model)
     by_name = {arm.name: arm for arm in arms}
-    cells, speeds, remarks = lay_out(plan, list(by_name), records, setup.clock_scale)
+    host = host_facts()
+    found, remarks = certificate(host["id"])
+    notes += remarks
+    carried = found.get("safe_events_per_s") if found else None
+    certified = float(carried) if isinstance(carried, int | float) and carried > 0 else None
+    cells, speeds, remarks = lay_out(plan, list(by_name), records, setup.clock_scale, certified)
     notes += remarks
     if len(arms) == 1:
         notes.append("only one arm: there is nothing to compare it with")
@@ -152,9 +163,6 @@ def prepare(setup: Setup, plan: Plan, arms: Sequence[Arm], folder: Path) -> Run:
     if nonce and "cache_salt" not in dropped:
         dropped.append("cache_salt")
     tables, remarks = setup.measure(folder, records, by_name, dropped, setup.corpus)
-    notes += remarks
-    host = host_facts()
-    found, remarks = certificate(host["id"])
     notes += remarks
     manifest = Manifest(
         run=folder.resolve().name,

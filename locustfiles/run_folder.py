@@ -56,7 +56,7 @@ def drop_unstarted(folder: Path) -> None:
 
 
 def link_latest(folder: Path) -> None:
-    """Point ``results/latest`` to a run in ``results``, in one step; left alone where links cannot be made."""
+    """Point ``results/latest`` to a run that lies in ``results``, in one step, where links can be made."""
     if folder.parent.resolve() != RESULTS.resolve():
         return
     part = RESULTS / f".latest.{os.getpid()}"

@@ -58,6 +58,10 @@ def test_the_clock_scale_keeps_within_the_chunk_budget() -> None:
     # drafts put several tokens into a chunk
     mtp = Speed(prefill=1e9, decode=100, chunk_tokens=4)
     assert estimate.clock_scale(single, [mtp], 64) > estimate.clock_scale(single, [fast], 64)
+    # a generator that carries less than the budget gets no more than it carries
+    chunks = 64 * estimate.decode_rate(fast, 64)
+    assert estimate.clock_scale(single, [fast], 64, 3200) * chunks <= 3200 * 1.001
+    assert estimate.clock_scale(single, [fast], 64, 1e9) == estimate.clock_scale(single, [fast], 64)
     # one scale for both: the slower clock
     assert estimate.clock_scale(single, [mtp, fast], 64) == estimate.clock_scale(single, [fast], 64)
 
