@@ -21,6 +21,8 @@ MAX_SENTENCE_CHARS = 400
 
 #: Between paragraphs.
 BREAK = "\n\n"
+#: Name of the only topic of an own corpus.
+OWN = "own"
 #: Sentences of an own corpus that are also used to open paragraphs.
 OWN_HEADINGS = 20
 
@@ -136,7 +138,7 @@ def _own_topics(path: Path) -> tuple[Topic, ...]:
     chosen = [sentences[index * len(sentences) // count] for index in range(count)]
     # No slots here: braces in somebody's text are just braces.
     sentence_lines = tuple(Line((" " + sentence,)) for sentence in chosen)
-    return (Topic("own", tuple(Line((BREAK + text,)) for text in chosen[:OWN_HEADINGS]), sentence_lines),)
+    return (Topic(OWN, tuple(Line((BREAK + text,)) for text in chosen[:OWN_HEADINGS]), sentence_lines),)
 
 
 def load_corpus(path: Path | None = None) -> Corpus:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from locustfiles.body import Message
-from locustfiles.corpus import Corpus, Line, Topic, load_corpus
+from locustfiles.corpus import BREAK, OWN, Corpus, Line, Topic, load_corpus
 from locustfiles.token_counter import TokenCountError
 from locustfiles.token_table import (
     ANSWER,
@@ -197,13 +197,28 @@ def _topics(measurer: Measurer, topics: Sequence[Topic], slots: dict[str, list[C
     """The topics with all their lines counted."""
     lines = [line for topic in topics for line in (*topic.headings, *topic.sentences)]
     counted = iter(measurer.lines(lines, slots))
+    found = []
+    for topic in topics:
+        headings = tuple(next(counted) for _ in topic.headings)
+        sentences = [next(counted) for _ in topic.sentences]
+        if topic.name == OWN and measurer.counter.source == "tokenize":
+            # Somebody's own text may end and begin with anything.
+            headings = tuple(_that_add_up(measurer, headings))
+            sentences = _that_add_up(measurer, sentences) or sentences
+        found.append(Topic(topic.name, headings, tuple(sentences)))
+    return found
+
+
+def _that_add_up(measurer: Measurer, lines: Sequence[Line]) -> list[Line]:
+    """Lines without slots that count the same next to themselves and before a new paragraph."""
+    texts = [line.literals[0] for line in lines]
+    twice = measurer.sentences([text + text for text in texts])
+    ended = measurer.sentences([text + BREAK + CLOSE.strip() for text in texts])
+    ending = measurer.sentences([BREAK + CLOSE.strip()])[0].tokens
     return [
-        Topic(
-            topic.name,
-            tuple(next(counted) for _ in topic.headings),
-            tuple(next(counted) for _ in topic.sentences),
-        )
-        for topic in topics
+        line
+        for line, pair, end in zip(lines, twice, ended, strict=True)
+        if pair.tokens == 2 * line.tokens and end.tokens == line.tokens + ending
     ]
 
 

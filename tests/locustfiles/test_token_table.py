@@ -55,6 +55,26 @@ def test_a_template_without_system_messages_shares_the_user_message():
     assert table.suffix_names[0].text.startswith(" ")
 
 
+def test_sentences_of_an_own_corpus_that_do_not_add_up_are_left_out(tmp_path):
+    def merging(messages):
+        """A sentence that ends with "!" swallows a "This" behind it, and nothing else."""
+        out = words(messages)
+        return [
+            token
+            for before, token in zip(["", *out], out, strict=False)
+            if not (before.endswith("!") and token == "This")
+        ]
+
+    path = tmp_path / "mine.txt"
+    path.write_text("This one swallows! This one does not. Nor does this.")
+    table = measure_table(LocalCounter(merging), path)
+    assert [line.literals[0] for line in table.topics[0].sentences] == [
+        " This one does not.",
+        " Nor does this.",
+    ]
+    assert table.additive
+
+
 def test_a_template_that_ignores_system_messages_is_noticed():
     def deaf(messages):
         return words([message for message in messages if message["role"] != "system"])
