@@ -53,6 +53,7 @@ find_profile() { # profile
     esac
     [ -f "$PROFILE_DIR/launch.sh" ] || usage_error "$PROFILE_DIR has no launch.sh"
     STATE=$STATE_ROOT/$PROFILE
+    export FACEOFF_PROFILE_STATE="$STATE"
 }
 
 profile_names() {
@@ -150,7 +151,11 @@ arm_spec() ( # arm: prints name=url;caching=…;drafts=…;device=…;log=… of
 )
 
 config_checksum() { # arm: changes when what would be started changes
-    { cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh" && arm_field "$1" DEVICE; } | cksum | cut -d' ' -f1
+    {
+        cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh"
+        arm_field "$1" DEVICE
+        [ "$PROFILE" != proxy ] || printf '%s' "${FACEOFF_BACKENDS-}"
+    } | cksum | cut -d' ' -f1
 }
 
 # ---- state --------------------------------------------------------------------------------------------------
@@ -337,6 +342,7 @@ bring_up() { # arms…
             return 1
         }
     fi
+    unset FACEOFF_DEVICES
     for arm in $missing; do
         [ -z "$EXIT_SIGNAL" ] || return 1
         start_arm "$arm" || return 1
