@@ -14,11 +14,11 @@ from . import bodies
 from .bodies import ApiError, ChatBody, CompletionBody, GenerationBody
 from .clock import FASTEST, SLOWEST
 from .driver import Driver
-from .faults import Faults
+from .faults import Fault, FaultyStream, FaultyWhole
 from .options import Options
 from .protocol import Exchange
 from .request import Request, State
-from .sse import Sink, StreamReply, WholeReply
+from .sse import Reply, Sink, StreamReply, WholeReply
 from .text import Prompt, count_tokens, render_chat
 from .vocabulary import Vocabulary
 
@@ -31,7 +31,7 @@ class App:
     def __init__(self, options: Options, driver: Driver) -> None:
         self.options = options
         self.driver = driver
-        self.faults = Faults.parse(options.faults, options.seed)
+        self.faults = options.faults
         self.vocabulary = Vocabulary()
         self._started = int(time.time())
         config = options.engine
@@ -208,31 +208,36 @@ class App:
             if natural <= limit:
                 tokens, reason = natural, "stop"
                 prompt.answer.end = natural - 1
+        fault = self.faults.choose(exchange.headers, prompt.digest)
+        if fault is not None and fault.kind in ("429", "503"):
+            fault.refuse()
         given = body.request_id or exchange.headers.get("x-request-id", "")
         key = given if given.isascii() and given.replace("-", "").isalnum() else uuid.uuid4().hex
         request = Request(_PREFIX[chat] + key, prompt, prompt.tokens, tokens, reason)
-        request.sink = self._sink(exchange, body, request, prompt, chat)
 
         def gone() -> None:
             if request.state != State.DONE:
                 self.driver.abort(request)
 
         exchange.on_gone = gone
+        request.sink = self._sink(exchange, body, request, prompt, chat, fault)
         self.driver.submit(request, arrival)
 
     def _sink(
-        self, exchange: Exchange, body: GenerationBody, request: Request, prompt: Prompt, chat: bool
+        self,
+        exchange: Exchange,
+        body: GenerationBody,
+        request: Request,
+        prompt: Prompt,
+        chat: bool,
+        fault: Fault | None,
     ) -> Sink:
-        model = self.options.model
+        reply = Reply(exchange, request, prompt.answer, self.options.model, chat)
         if not body.stream:
-            return WholeReply(exchange, request, prompt.answer, model, chat)
+            return WholeReply(reply) if fault is None else FaultyWhole(reply, fault)
         options = body.stream_options or bodies.StreamOptions()
-        return StreamReply(
-            exchange,
-            request,
-            prompt.answer,
-            model,
-            chat,
-            include_usage=bool(options.include_usage),
-            continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
-        )
+        usage = bool(options.include_usage)
+        continuous = usage and bool(options.continuous_usage_stats)
+        if fault is None:
+            return StreamReply(reply, usage, continuous)
+        return FaultyStream(reply, usage, continuous, fault, self.driver.clock.scale)

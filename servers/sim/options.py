@@ -11,6 +11,7 @@ import msgspec
 
 from .calibration import Calibration, CalibrationError, load
 from .clock import FASTEST, SLOWEST
+from .faults import Faults
 from .request import EngineConfig
 
 CALIBRATION = Path(__file__).parent.parent / "calibrations" / "h100-qwen3.8-27b.toml"
@@ -31,7 +32,7 @@ class Options(msgspec.Struct, kw_only=True):
     clock_scale: float
     seed: int
     release: str
-    faults: str = ""
+    faults: Faults
 
 
 class _Speculative(msgspec.Struct):
@@ -150,6 +151,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if unknown:
         print(f"servers.sim: no effect here: {' '.join(unknown)}", file=sys.stderr)
     calibration = load(arguments.calibration)
+    try:
+        faults = Faults.parse(arguments.faults, arguments.seed)
+    except ValueError as error:
+        raise OptionError(f"--faults: {error}") from None
     if not SLOWEST <= arguments.clock_scale <= FASTEST:
         raise OptionError(f"--clock-scale is {arguments.clock_scale}; give {SLOWEST} to {FASTEST:g}")
     if not 0 <= arguments.port <= 65535:
@@ -163,7 +168,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         clock_scale=arguments.clock_scale,
         seed=arguments.seed,
         release=arguments.release,
-        faults=arguments.faults,
+        faults=faults,
     )
 
 

@@ -121,7 +121,6 @@ class Exchange:
 
     def cut(self) -> None:
         """Break the connection in the middle."""
-        self.on_gone = None
         self._protocol.cut()
 
 

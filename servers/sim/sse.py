@@ -59,32 +59,24 @@ class Reply:
         )
 
 
-class StreamReply(Reply):
+class StreamReply:
     """A streamed response. A client that reads slowly gets merged deltas, as from vLLM."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        request: Request,
-        answer: Answer,
-        model: str,
-        chat: bool,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-    ) -> None:
-        super().__init__(exchange, request, answer, model, chat)
+    def __init__(self, reply: Reply, include_usage: bool = False, continuous_usage: bool = False) -> None:
+        self.reply = reply
+        self.exchange, self.request, self.chat = reply.exchange, reply.request, reply.chat
         self.include_usage = include_usage
         self.continuous_usage = continuous_usage
         self.produced = self.sent = 0
-        self.started = False
-        self.opening = b"data: " + self.head(b"chat.completion.chunk" if chat else b"text_completion")
-        if chat:
+        self.head_sent = self.started = False
+        self.opening = b"data: " + reply.head(b"chat.completion.chunk" if self.chat else b"text_completion")
+        if self.chat:
             self._before = self.opening + b'{"index":0,"delta":{"content":"'
             self._after = b'"},"logprobs":null,"finish_reason":null}]'
         else:
             self._before = self.opening + b'{"index":0,"text":"'
             self._after = b'","logprobs":null,"finish_reason":null,"stop_reason":null}]'
-        exchange.on_room = self.flush
+        self.exchange.on_room = self.flush
 
     def closing(self) -> bytes:
         """The end of an event that is not the last."""
@@ -127,14 +119,21 @@ class StreamReply(Reply):
         if self.started:
             return b""
         self.started = True
-        head = self.exchange.stream_head()
+        head = self.start_head()
         return head + self.exchange.frame(self.role_event()) if self.chat else head
+
+    def start_head(self) -> bytes:
+        """Status and headers, the first time; then nothing."""
+        if self.head_sent:
+            return b""
+        self.head_sent = True
+        return self.exchange.stream_head()
 
     def flush(self) -> None:
         """Send what exists."""
         if self.sent == self.produced:
             return
-        event = self.text_event(self.text(self.sent, self.produced))
+        event = self.text_event(self.reply.text(self.sent, self.produced))
         self.sent = self.produced
         data = self.exchange.frame(event)
         self.exchange.write(data if self.started else self.start() + data)
@@ -142,31 +141,34 @@ class StreamReply(Reply):
     def finish(self) -> None:
         """Send the rest, usage and the end."""
         frame = self.exchange.frame
-        data = self.start() + frame(self.last_event(self.text(self.sent, self.produced)))
+        data = self.start() + frame(self.last_event(self.reply.text(self.sent, self.produced)))
         self.sent = self.produced
         if self.include_usage:
             data += frame(self.usage_event())
         self.exchange.end(data + frame(b"data: [DONE]\n\n"))
 
 
-class WholeReply(Reply):
+class WholeReply:
     """A response in one piece."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
 
     def push(self, tokens: int, finished: bool) -> None:
         """See Sink."""
         if not finished:
             return
-        request = self.request
-        text = msgspec.json.encode(self.text(0, request.generated).decode())
+        reply, request = self.reply, self.reply.request
+        text = msgspec.json.encode(reply.text(0, request.generated).decode())
         reason = request.finish_reason.encode()
-        if self.chat:
-            body = self.head(b"chat.completion") + (
+        if reply.chat:
+            body = reply.head(b"chat.completion") + (
                 b'{"index":0,"message":{"role":"assistant","content":%b,"refusal":null,"tool_calls":[]},'
                 b'"logprobs":null,"finish_reason":"%b","stop_reason":null}]' % (text, reason)
             )
         else:
-            body = self.head(b"text_completion") + (
+            body = reply.head(b"text_completion") + (
                 b'{"index":0,"text":%b,"logprobs":null,"finish_reason":"%b","stop_reason":null}]'
                 % (text, reason)
             )
-        self.exchange.respond(200, body + b',"usage":' + usage_json(request) + b"}")
+        reply.exchange.respond(200, body + b',"usage":' + usage_json(request) + b"}")
