@@ -16,7 +16,7 @@ from pathlib import Path
 #: Wall seconds that a cell gets to write its last files after SIGTERM, before SIGKILL.
 STOP_SECONDS = 20.0
 
-#: Where a cell's stdout and stderr go; removed when empty.
+#: Where a cell's stdout and stderr go; kept only where something went wrong.
 CONSOLE = "console.log"
 
 

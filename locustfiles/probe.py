@@ -312,17 +312,19 @@ def _shown(values: Sequence[int | None]) -> str:
 
 #: Settings that follow from the size of the machine or only name things.
 _ALWAYS_FREE = {"engine", "model_name", "num_gpu_blocks", "num_cpu_blocks"}
-#: Settings that differ of necessity where a declared factor differs.
-_FREE_WITH = {
-    "caching": {"enable_prefix_caching", "mamba_cache_mode", "mamba_block_size"},
-    "drafts": {
-        "block_size",
-        "hash_block_size",
-        "mamba_block_size",
-        "mamba_page_size_padded",
-        "prefix_match_unit",
-    },
+#: Blocks, and with them the pool, come out differently where states of drafts or caches take their share.
+_BLOCKS = {
+    "block_size",
+    "effective_attention_block_size",
+    "hash_block_size",
+    "kv_cache_max_concurrency",
+    "kv_cache_size_tokens",
+    "mamba_block_size",
+    "mamba_page_size_padded",
+    "prefix_match_unit",
 }
+#: Settings that differ of necessity where a declared factor differs.
+_FREE_WITH = {"caching": {"enable_prefix_caching", "mamba_cache_mode"} | _BLOCKS, "drafts": _BLOCKS}
 
 
 def difference_notes(records: Sequence[ArmRecord]) -> list[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from locustfiles.arm_http import ArmHttp
 from locustfiles.arms import Arm, ArmError
-from locustfiles.cell_process import run_cell
+from locustfiles.cell_process import CONSOLE, run_cell
 from locustfiles.records import CellRecord, Manifest, write_json
 from locustfiles.run_folder import CellResult, last_error_line, read_result
 
@@ -130,40 +133,85 @@ def alive(http: ArmHttp, tries: int = 3) -> str | None:
 
 def death(arm: Arm, why: str) -> str:
     """Why an arm is gone, in one line, with its log's last word where the log is known."""
-    why = why.removeprefix(f"arm {arm.name}: ")
+    why = why.removeprefix(f"arm {arm.name}: ").removesuffix("; is the server up?")
     if arm.log is None:
         return f"arm {arm.name} is gone: {why}"
     last = last_error_line(arm.log)
     return f"arm {arm.name} is gone: {why}; its log {arm.log} says: {last or 'nothing'}"
 
 
+def start_anew(arm: str) -> bool:
+    """Start a dead arm with the launcher's own command, if the launcher gave one (``FACEOFF_RESTART``).
+
+    The command gets the arm's name as its last word; it says what it does on stderr.
+    """
+    command = shlex.split(os.environ.get("FACEOFF_RESTART", ""))
+    if not command:
+        return False
+    say(f"starting arm {arm} anew")
+    try:
+        done = subprocess.run(
+            [*command, arm], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+        )
+    except OSError as error:
+        say(f"cannot run {command[0]}: {error.strerror}")
+        return False
+    return done.returncode == 0
+
+
+class Watch:
+    """Which arms are alive. A dead one is started anew once, where that can be done, else it stays dead."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._restarted: set[str] = set()
+        self.clients = {name: ArmHttp(arm) for name, arm in run.arms.items()}
+        self.dead: dict[str, str] = {}
+        """Arm -> why it will not be loaded any more."""
+
+    def look(self, name: str) -> str | None:
+        """None if the arm is alive; else why not. Afterwards the arm is up again, or in ``dead``."""
+        if name in self.dead:
+            return self.dead[name]
+        why = alive(self.clients[name])
+        if why is None:
+            return None
+        reason = death(self._run.arms[name], why)
+        if name not in self._restarted and start_anew(name) and alive(self.clients[name]) is None:
+            self._restarted.add(name)
+            self._run.manifest.notes.append(f"{reason}; it was started anew")
+        else:
+            self.dead[name] = reason
+        return reason
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self.clients.values():
+            client.close()
+
+
 def run_cells(run: Run) -> dict[str, CellResult]:
     """Run all cells in order; returns what became of each. A dead arm's remaining cells are skipped."""
     cells = run.manifest.cells
     results: dict[str, CellResult] = {}
-    dead: dict[str, str] = {}
+    watch = Watch(run)
     progress = Progress(run)
-    clients = {name: ArmHttp(arm) for name, arm in run.arms.items()}
     width = len(str(len(cells)))
     for cell in cells:
+        watch.look(cell.arm)
         head = (
             f"[{cell.order + 1:>{width}}/{len(cells)}] {cell.workload} {cell.point} u{cell.users} "
             f"r{cell.repeat} {cell.arm} … "
         )
-        say(head, end="")
-        if cell.arm not in dead:
-            why = alive(clients[cell.arm])
-            if why is not None:
-                dead[cell.arm] = death(run.arms[cell.arm], why)
-        if cell.arm in dead:
-            results[cell.id] = CellResult("skipped", 0, cell.measured_planned, dead[cell.arm])
+        if cell.arm in watch.dead:
+            results[cell.id] = CellResult("skipped", 0, cell.measured_planned, watch.dead[cell.arm])
             progress.took[cell.id] = run.estimates[cell.id]
-            say(f"skipped: {dead[cell.arm]}")
+            say(f"{head}skipped: {watch.dead[cell.arm]}")
             continue
+        say(head, end="")
         started = time.monotonic()
-        result = _run_one(run, cell, clients[cell.arm])
+        result = _run_one(run, cell, watch.clients[cell.arm])
         progress.took[cell.id] = time.monotonic() - started
-        results[cell.id] = result
         line = f"{progress.took[cell.id]:.1f} s  {result.state} {result.ok}/{result.planned}"
         if result.state != "ok":
             line += f" ({result.reason})"
@@ -171,12 +219,11 @@ def run_cells(run: Run) -> dict[str, CellResult]:
             line += f", first error: {result.first_error}"
         left = progress.left_s()
         say(f"{line}, {clock(left)} left" if left else line)
-        if result.ok < result.planned:
-            why = alive(clients[cell.arm])
-            if why is not None:
-                dead[cell.arm] = death(run.arms[cell.arm], why)
-    for client in clients.values():
-        client.close()
+        if result.ok < result.planned and (gone := watch.look(cell.arm)) is not None:
+            say(gone)
+            result = replace(result, state="failed", reason=gone)
+        results[cell.id] = result
+    watch.close()
     return results
 
 
@@ -191,7 +238,11 @@ def _run_one(run: Run, cell: CellRecord, http: ArmHttp) -> CellResult:
     folder = run.cell_folder(cell)
     folder.mkdir(parents=True)
     end = run_cell(cell.command, folder, timeout_s=max(300.0, 120.0 + 6 * run.estimates[cell.id]))
-    return read_result(folder, cell, end)
+    result = read_result(folder, cell, end)
+    if result.state == "ok":
+        # Locust's closing tables; what they say is in its CSVs.
+        (folder / CONSOLE).unlink(missing_ok=True)
+    return result
 
 
 def finish(run: Run, results: dict[str, CellResult], wall_s: float) -> int:

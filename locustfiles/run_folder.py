@@ -124,6 +124,15 @@ def read_result(folder: Path, cell: CellRecord, end: CellEnd) -> CellResult:
     return CellResult("incomplete", ok, planned, reason, first_error)
 
 
+def complete_cells(folder: Path) -> int:
+    """Number of cells of a run that did all they were to do."""
+    count = 0
+    for path in folder.glob("cells/*/done.json"):
+        with contextlib.suppress(OSError, ValueError):
+            count += read_json(path, Done).complete
+    return count
+
+
 _TROUBLE = re.compile(r"error|exception|killed|out of memory|fatal|abort|no space", re.IGNORECASE)
 
 

@@ -25,7 +25,7 @@ from locustfiles.plan import Plan, PlanError, load_plan, plan_names, turn_knobs
 from locustfiles.prepare import Setup, lay_out, prepare, probe_all
 from locustfiles.records import ArmRecord
 from locustfiles.run import Run, clock, finish, run_cells, say
-from locustfiles.run_folder import drop_unstarted, link_latest, make_run_folder
+from locustfiles.run_folder import complete_cells, drop_unstarted, link_latest, make_run_folder
 
 
 class _Parser(argparse.ArgumentParser):
@@ -178,9 +178,13 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         results = run_cells(run)
         return finish(run, results, time.monotonic() - started)
     except KeyboardInterrupt:
-        done = len(list(folder.glob("cells/*/done.json")))
-        total = len(run.manifest.cells) if run else 0
-        say(f"\nfaceoff: interrupted: {done} of {total} cells ended; finished attempts are in {folder}")
+        if run is None:
+            say("\nfaceoff: interrupted before the load")
+        else:
+            done, total = complete_cells(folder), len(run.manifest.cells)
+            say(
+                f"\nfaceoff: interrupted: {done} of {total} cells complete; finished attempts are in {folder}"
+            )
         return 130
     finally:
         drop_unstarted(folder)

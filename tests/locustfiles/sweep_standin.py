@@ -66,6 +66,10 @@ class StandIn:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def ill(self) -> int:
+        """Status of /health."""
+        return self.health
+
     def cached(self, salt: str, text: str, tokens: int) -> int:
         """Tokens found in the cache; takes the prompt up into it."""
         if not self.caching:
@@ -123,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         it = self.server.standin
         it.paths.append(self.path)
         if self.path == "/health":
-            self.answer(it.health, "")
+            self.answer(it.ill(), "")
         elif self.path == "/v1/models":
             if not self.allowed():
                 self.answer(401, {"error": {"message": "no"}})

@@ -236,6 +236,29 @@ def test_a_dead_arm_is_skipped_and_the_other_goes_on(
     assert "ValueError: out of blocks" in last
 
 
+def test_a_dead_arm_is_started_anew_once_where_the_launcher_says_how(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locustfiles.run.time.sleep", lambda _: None)
+    started = place / "started"
+    monkeypatch.setenv("FACEOFF_RESTART", f"sh -c 'echo $0 >> {started}'")
+    with serving(StandIn()) as one, serving(StandIn(caching=False, drafts=3)) as two:
+        # The second arm fails every cell; it is well when probed, and again for a while after the restart.
+        looks = iter([200, 503, 503, 503, 200, 200] + [503] * 100)
+        monkeypatch.setattr(StandIn, "ill", lambda it: next(looks) if it is two else 200)
+
+        def command(run: Any, cell: Any) -> list[str]:
+            result: list[str] = fake_command("failing" if cell.arm == "mtp" else "ok")(run, cell)
+            return result
+
+        argv = ["--plan", "plan.toml", "--arms", specs(one, two), "--out", "run"]
+        assert sweep.main(argv, command=command, measure=fake_tables) == 1
+    assert started.read_text(encoding="utf-8") == "mtp\n"
+    notes = read_json(Path("run/manifest.json"), Manifest).notes
+    assert len([note for note in notes if note.endswith("it was started anew")]) == 1
+    assert "starting arm mtp anew" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -398,7 +421,7 @@ def test_ctrl_c_ends_the_cell_in_order_and_then_the_run(place: Path, ending: sig
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     last = err.strip().splitlines()[-1]
-    assert last.startswith("faceoff: interrupted: 1 of 8 cells ended; finished attempts are in results/")
+    assert last.startswith("faceoff: interrupted: 0 of 8 cells complete; finished attempts are in results/")
     assert "Traceback" not in err
     cell = started[0].parent
     assert (cell / "done.json").exists(), "the cell got the time to write its last file"
