@@ -43,6 +43,8 @@ class Step(msgspec.Struct):
     decodes: list[Request]
     #: Prefill chunks: request, first position, tokens.
     chunks: list[tuple[Request, int, int]]
+    #: Drafts of the last decode: the budget may end within it.
+    last_drafts: int = 0
 
 
 class Counters(msgspec.Struct):
@@ -119,21 +121,21 @@ class Engine:
             return None
         decodes: list[Request] = []
         chunks: list[tuple[Request, int, int]] = []
-        budget, preempted = self._schedule_running(decodes, chunks)
+        budget, preempted, last_drafts = self._schedule_running(decodes, chunks)
         if not preempted:
             self._admit(now, budget, chunks)
         if not decodes and not chunks:
             return None
-        self.step = Step(now, now + self._duration(decodes, chunks), decodes, chunks)
+        self.step = Step(now, now + self._duration(decodes, chunks), decodes, chunks, last_drafts)
         return self.step.end
 
     def _schedule_running(
         self, decodes: list[Request], chunks: list[tuple[Request, int, int]]
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, bool, int]:
         budget, drafts = self.config.max_batched_tokens, self.config.drafts
         running, memory = self.running, self.memory
         preempted = False
-        index = 0
+        last_drafts = index = 0
         while index < len(running) and budget > 0:
             request = running[index]
             computed = request.computed
@@ -156,10 +158,11 @@ class Engine:
             budget -= tokens
             if missing == 1 and request.generated:
                 decodes.append(request)
+                last_drafts = tokens - 1
             else:
                 chunks.append((request, computed, tokens))
             index += 1
-        return budget, preempted
+        return budget, preempted, last_drafts
 
     def _preempt_last(self) -> Request:
         """The last running request gives up its blocks and heads the queue."""
@@ -229,10 +232,11 @@ class Engine:
                 continue
             tokens = 1
             if request.acceptance is not None:
-                accepted = request.acceptance.next()
+                drafted = drafts if request is not step.decodes[-1] else step.last_drafts
+                accepted = min(request.acceptance.next(), drafted)
                 tokens += accepted
                 counters.drafts += 1
-                counters.draft_tokens += drafts
+                counters.draft_tokens += drafted
                 counters.accepted_tokens += accepted
                 for position in range(accepted):
                     counters.accepted_per_position[position] += 1
