@@ -26,6 +26,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
 
 #: Relative error that counts as one unit of the objective.
 ALONE, CONCURRENT = 0.10, 0.40
+#: The article's best ratio is its headline, so it may be off by less than its parts.
+HEADLINE = 0.25
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +175,7 @@ def article_targets() -> list[Target]:
             "multi-turn, turn 2, 64K, 4 sessions: mtp / cache",
             "x",
             16.8,
-            CONCURRENT,
+            HEADLINE,
             lambda results: _turn_2("mtp", 65536, 4)(results) / _turn_2("cache", 65536, 4)(results),
         ),
         _exact("multi-turn, turn 2, 64K, 16 sessions: mtp", "s", 80.9, CONCURRENT, _turn_2("mtp", 65536, 16)),
