@@ -10,20 +10,23 @@ ARMS ?=
 USERS ?=
 PLAN ?= smoke
 RUN ?= latest
-# The rest (WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS) is passed on only where it is given.
+# The rest is passed on only where it is given.
 WORKLOADS ?=
 REPEATS ?=
 SESSIONS ?=
 SEED ?=
 MODEL ?=
 CORPUS ?=
+SLO ?=
+MIX ?=
+MARGIN ?=
 DRY_RUN ?=
 PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := $(shell date -u +%Y%m%dT%H%M%SZ)
 
 # Everything that a make variable says reaches the shell through the environment, never as shell text.
-export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN
+export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN SLO MIX MARGIN
 
 .PHONY: help
 help: ## list the commands
@@ -52,6 +55,8 @@ help: ## list the commands
 
 # -- the main job ---------------------------------------------------------------------------------------
 
+judge = $(PY) -m reports build $${SLO:+--slo "$$SLO"} $${MIX:+--mix "$$MIX"} $${MARGIN:+--margin "$$MARGIN"}
+
 # Run $PLAN against running (URLs in ARMS) or freshly started arms, then judge it.
 define sweep
 	out="results/$(STAMP)-$$(basename "$$PLAN" .toml)"
@@ -64,7 +69,7 @@ define sweep
 	    --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS" --seed "$$SEED" \
 	    --model "$$MODEL" --corpus "$$CORPUS" $${DRY_RUN:+--dry-run} || code=$$?
 	if [ -e "$$out/manifest.json" ]; then
-	    $(PY) -m reports build "$$out" || { [ "$$code" -ne 0 ] || code=1; }
+	    $(judge) "$$out" || { [ "$$code" -ne 0 ] || code=1; }
 	fi
 	exit "$$code"
 endef
@@ -81,7 +86,7 @@ compare: .venv/.installed ## a whole plan: PLAN=smoke|seed|nightly|path.toml (DR
 
 .PHONY: report
 report: .venv/.installed ## judge and render a run again, from its files alone: RUN=latest
-	@$(PY) -m reports build "$$RUN"
+	@$(judge) "$$RUN"
 
 # -- servers --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from locustfiles.attempt import CellClock, CellKey, Try, attempt_row
 from locustfiles.body import Message, chat_body
 from locustfiles.loop_health import LoopHealth
 from locustfiles.options import CellOptions
-from locustfiles.pace import Lockstep, start_offsets
+from locustfiles.pace import Lockstep, arrival_times, start_offsets
 from locustfiles.point import Point
-from locustfiles.prompts import PromptWriter, TokenTable
+from locustfiles.prompts import PromptWriter, TokenCounter, TokenTable
 from locustfiles.recorder import Recorder
 from locustfiles.records import (
     REQUEST_COLUMNS,
@@ -31,6 +32,21 @@ from locustfiles.records import (
 )
 from locustfiles.server_metrics import MetricsSampler
 from locustfiles.wire import Target, request_bytes
+
+
+@dataclass(frozen=True)
+class Session:
+    """One conversation of one user; number 0 is the warm-up.
+
+    In an open loop ``user`` is not who plays the session but whose it is: arrival k belongs to user k modulo
+    users, so that a session's text does not depend on who happened to be free.
+    """
+
+    user: int
+    number: int
+    phase: Phase
+    intended_ns: int | None = None
+    """When it was to start, where that was planned."""
 
 
 class Cell:
@@ -47,6 +63,7 @@ class Cell:
         model: str,
         table: TokenTable,
         clock_scale: float,
+        counter: TokenCounter | None,
         on_complete: Callable[[], None],
         on_error: Callable[[OSError], None],
     ) -> None:
@@ -67,6 +84,7 @@ class Cell:
             users=users,
             repeat=options.repeat,
             nonce=options.cache_salt if options.nonce else None,
+            counter=counter,
         )
         self.lockstep = Lockstep(users) if point.lockstep else None
         self._offsets = start_offsets(options.seed, users, options.start_spread_s)
@@ -74,7 +92,10 @@ class Cell:
         self._seeded_ns = 0
         self._on_complete = on_complete
         self._request_prefix = options.cache_salt[:12] or "faceoff"
-        self._finished: set[int] = set()
+        self._measured_sessions = 0
+        self._arrivals = arrival_times(options.seed, point.rate, point.poisson) if point.rate else None
+        self._arrived = 0
+        self._starts: dict[int, int] = {}
         self._sessions: dict[int, int] = {}
         self._free: list[int] = []
         self._joined = 0
@@ -110,11 +131,29 @@ class Cell:
         if self.lockstep is not None:
             self.lockstep.leave()
 
-    def next_session(self, user: int) -> int:
-        """Number of the user's next session; 0 is the warm-up. Numbers are never used twice."""
+    def next_session(self, user: int) -> Session:
+        """The next session that ``user`` plays, once it is due. Sessions are never played twice."""
+        if self._arrivals is not None:
+            return self._await_arrival(self._arrivals)
         number = self._sessions.get(user, 0)
         self._sessions[user] = number + 1
-        return number
+        return Session(user, number, self.phase(number), self._starts.get(user) if number == 0 else None)
+
+    def _await_arrival(self, arrivals: Iterator[float]) -> Session:
+        at = next(arrivals)
+        index = self._arrived
+        self._arrived += 1
+        due = self._origin_ns(index) + round(at / self.clock.scale * 1e9)
+        gevent.sleep(max(0.0, (due - time.monotonic_ns()) / 1e9))
+        number, user = divmod(index, self.users)
+        return Session(user, number, self.phase(number), due)
+
+    def _origin_ns(self, user: int) -> int:
+        """Time 0 of starts: behind a shared prefix, when user 0, who starts at once, has sent the prefix."""
+        if self.point.prefix and user:
+            self._seeded.wait()
+            return self._seeded_ns
+        return self.clock.start_ns
 
     def phase(self, session: int) -> Phase:
         """Phase of a session by its number."""
@@ -123,20 +162,15 @@ class Cell:
         sessions = self.options.sessions
         return "measure" if not sessions or session <= sessions else "drain"
 
-    def await_start(self, user: int) -> int | None:
-        """Wait for the user's place in the spread of starts; monotonic ns of it, None = there is none.
-
-        Behind a shared prefix the spread begins when user 0, who starts at once, has sent the prefix.
-        """
-        origin = self.clock.start_ns
-        if self.point.prefix and user:
-            self._seeded.wait()
-            origin = self._seeded_ns
-        if user >= len(self._offsets) or not self.options.start_spread_s:
-            return None
-        at = origin + round(self._offsets[user] / self.clock.scale * 1e9)
-        gevent.sleep(max(0.0, (at - time.monotonic_ns()) / 1e9))
-        return at
+    def await_start(self, user: int) -> None:
+        """Closed loop: wait for the user's place in the spread of starts."""
+        if self._arrivals is not None:
+            return
+        origin = self._origin_ns(user)
+        if user < len(self._offsets) and self.options.start_spread_s:
+            at = origin + round(self._offsets[user] / self.clock.scale * 1e9)
+            self._starts[user] = at
+            gevent.sleep(max(0.0, (at - time.monotonic_ns()) / 1e9))
 
     def seeded(self) -> None:
         """The shared prefix has been sent, or could not be: everybody may start."""
@@ -144,11 +178,11 @@ class Cell:
             self._seeded_ns = time.monotonic_ns()
             self._seeded.set()
 
-    def session_over(self, user: int, session: int) -> None:
-        """A session ended, completed or broken. The last user's last measured one ends the cell."""
-        if self.options.sessions and session == self.options.sessions:
-            self._finished.add(user)
-            if len(self._finished) >= self.users:
+    def session_over(self, session: Session) -> None:
+        """A session ended, completed or broken. The last measured one ends the cell."""
+        if self.options.sessions and session.phase == "measure":
+            self._measured_sessions += 1
+            if self._measured_sessions >= self.users * self.options.sessions:
                 if self.lockstep is not None:
                     self.lockstep.end()
                 self._on_complete()
@@ -206,7 +240,7 @@ class Cell:
         complete = planned is None or self._measured == planned
         reason = None
         if not complete:
-            ended_early = len(self._finished) < self.users
+            ended_early = self._measured_sessions < self.users * self.options.sessions
             reason = f"{self._measured} of {planned} measured attempts" + (
                 ": stopped before the last user had finished" if ended_early else ": conversations broke off"
             )

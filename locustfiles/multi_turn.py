@@ -15,7 +15,7 @@ class MultiTurn(ChatUser):
         """One session."""
         point = self.point
         with self.session() as session:
-            prompt = self.prompts.single(self.number, session.number, point.prompt)
+            prompt = self.prompts.single(session.user, session.number, point.prompt)
             for turn in range(1, point.turns + 1):
                 reply = self.send(session, turn, prompt)
                 if not reply.ok or turn == point.turns:
@@ -24,7 +24,7 @@ class MultiTurn(ChatUser):
                     prompt,
                     reply.answer,
                     reply.tokens,
-                    self.number,
+                    session.user,
                     session.number,
                     turn + 1,
                     point.growth - point.output,

@@ -1,9 +1,11 @@
-"""When users may start: spread over a session, behind a shared prefix's seeding, or in lockstep."""
+"""When sessions may start: spread over a session, in lockstep, or as an open loop of arrivals."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
+from collections.abc import Iterator
 
 from gevent.event import Event
 
@@ -27,6 +29,20 @@ def start_offsets(seed: int, users: int, spread_s: float) -> list[float]:
 def _uniform(seed: int, user: int, what: str) -> float:
     digest = hashlib.blake2b(f"{seed}/{user}/{what}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
+
+
+def arrival_times(seed: int, rate: float, poisson: bool) -> Iterator[float]:
+    """Model seconds at which sessions arrive, without end; the first at 0. The same for every arm.
+
+    Poisson: independent exponential gaps of mean 1/rate, by inversion of uniform numbers from the seed.
+    """
+    at = 0.0
+    number = 0
+    while True:
+        yield at
+        gap = -math.log(1.0 - _uniform(seed, number, "gap")) if poisson else 1.0
+        at += gap / rate
+        number += 1
 
 
 class Lockstep:

@@ -23,6 +23,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
     growth: int = 0
     lockstep: bool = False
+    rate: float = 0.0
+    """Sessions that arrive per (model) second, whatever the server does; 0 = closed loop. The users are then
+    the most sessions that can be under way at once."""
+    poisson: bool = True
+    """Arrivals with exponential gaps; else evenly spaced."""
 
     def prompt_tokens(self, turn: int) -> int:
         """Prompt length of a turn (from 1) when the answers have the length asked for."""
@@ -64,13 +69,19 @@ def read_point(workload: str, text: str) -> Point:
     pace = items.pop("pace", "independent")
     if pace not in ("independent", "lockstep"):
         raise ValueError(f"point {text!r}: pace is independent or lockstep, not {pace!r}")
+    rate = _rate(text, items.pop("rate", ""))
+    arrivals = items.pop("arrivals", "poisson")
+    if arrivals not in ("poisson", "constant"):
+        raise ValueError(f"point {text!r}: arrivals is poisson or constant, not {arrivals!r}")
+    if rate and pace == "lockstep":
+        raise ValueError(f"point {text!r}: a rate leaves no room for lockstep")
     if size_name not in items:
         raise ValueError(f"point {text!r}: {workload} needs {size_name}=<tokens>")
     unknown = set(items) - {size_name, *defaults}
     if unknown:
         raise ValueError(
             f"point {text!r}: {workload} has no {', '.join(sorted(unknown))}; "
-            f"it takes {', '.join([size_name, *defaults, 'pace'])}"
+            f"it takes {', '.join([size_name, *defaults, 'pace', 'rate', 'arrivals'])}"
         )
     values = dict(defaults)
     for name, value in items.items():
@@ -86,4 +97,16 @@ def read_point(workload: str, text: str) -> Point:
         raise ValueError(
             f"point {text!r}: growth must exceed output, else no room is left for the user's text"
         )
-    return Point(text=text, lockstep=pace == "lockstep", **values)
+    return Point(text=text, lockstep=pace == "lockstep", rate=rate, poisson=arrivals == "poisson", **values)
+
+
+def _rate(text: str, value: str) -> float:
+    if not value:
+        return 0.0
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e6:
+        raise ValueError(f"point {text!r}: rate is sessions per second, a number above 0, not {value!r}")
+    return rate

@@ -26,6 +26,7 @@ from locustfiles.options import CellOptions, OptionError, read_options
 from locustfiles.point import default_point, read_point
 from locustfiles.prompts import TokenCounter, TokenTable, measure_table
 from locustfiles.records import cell_id
+from locustfiles.token_counter import TokenCountError
 
 logger = logging.getLogger("faceoff")
 
@@ -87,13 +88,14 @@ class Runtime:
                     model=facts.model,
                     table=facts.table,
                     clock_scale=facts.clock_scale,
+                    counter=facts.counter,
                     on_complete=self._complete,
                     on_error=self._cannot_write,
                 )
             self.cells = cells
         except SetupError:
             raise
-        except (OptionError, ValueError) as error:
+        except (OptionError, ValueError, TokenCountError) as error:
             raise SetupError(str(error)) from None
         except requests.RequestException as error:
             raise SetupError(f"{environment.host}: {_reason(error)}; is the server up?") from None
@@ -168,8 +170,12 @@ class _ServerFacts:
         if options.token_table is not None:
             self.table = _read_table(options.token_table)
         else:
-            counter = TokenCounter(options.host, self.model, options.headers, options.drop_fields)
-            self.table = measure_table(counter, progress=logger.info)
+            self.table = measure_table(self._counter(options), progress=logger.info)
+        # A tokenizer whose counts do not add up: every prompt must be counted and mended.
+        self.counter = None if self.table.additive else self._counter(options)
+
+    def _counter(self, options: CellOptions) -> TokenCounter:
+        return TokenCounter(options.host, self.model, options.headers, options.drop_fields)
 
     @staticmethod
     def _clock_scale(options: CellOptions) -> float:

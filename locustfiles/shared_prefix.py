@@ -18,10 +18,10 @@ class SharedPrefix(ChatUser):
     def ask(self) -> None:
         """One session."""
         with self.session() as session:
-            seeding = self.number == 0 and session.number == 0
+            seeding = session.user == 0 and session.number == 0
             for turn in (1, 2, 3) if seeding else (1,):
                 prompt = self.prompts.shared(
-                    self.number, session.number, turn, self.point.prefix, self.point.suffix
+                    session.user, session.number, turn, self.point.prefix, self.point.suffix
                 )
                 self.send(session, turn, prompt)
                 if turn == 2:

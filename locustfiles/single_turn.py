@@ -14,5 +14,5 @@ class SingleTurn(ChatUser):
     def ask(self) -> None:
         """One session."""
         with self.session() as session:
-            prompt = self.prompts.single(self.number, session.number, self.point.prompt)
+            prompt = self.prompts.single(session.user, session.number, self.point.prompt)
             self.send(session, 1, prompt)

@@ -14,10 +14,10 @@ from locust import User
 from locust.env import Environment
 
 from locustfiles.attempt import Try
-from locustfiles.cell import Cell
+from locustfiles.cell import Cell, Session
 from locustfiles.point import Point
 from locustfiles.prompts import Prompt, PromptWriter
-from locustfiles.records import Attempt, Phase
+from locustfiles.records import Attempt
 from locustfiles.runtime import runtime
 from locustfiles.stream import StreamWatch
 from locustfiles.wire import Connection, WireError
@@ -28,14 +28,6 @@ _CONNECT_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _LONGEST_RETRY_AFTER_S = 10.0
-
-
-@dataclass(frozen=True)
-class Session:
-    """One conversation of one user; number 0 is the warm-up."""
-
-    number: int
-    phase: Phase
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,6 @@ class ChatUser(User):
         self._connection = Connection(self.cell.target, self.cell.arrivals)
         self._failures = 0
         self._retry_after = 0.0
-        self._start_ns: int | None = None
 
     @property
     def point(self) -> Point:
@@ -74,7 +65,7 @@ class ChatUser(User):
 
     def on_start(self) -> None:
         """Wait for this user's place in the spread of starts."""
-        self._start_ns = self.cell.await_start(self.number)
+        self.cell.await_start(self.number)
 
     def on_stop(self) -> None:
         """Leave the cell."""
@@ -83,10 +74,10 @@ class ChatUser(User):
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """The next session of this user. One that breaks off still counts as this user's turn taken."""
-        number = self.cell.next_session(self.number)
-        yield Session(number, self.cell.phase(number))
-        self.cell.session_over(self.number, number)
+        """The next session, once it is due. One that breaks off still counts as played."""
+        session = self.cell.next_session(self.number)
+        yield session
+        self.cell.session_over(session)
         self._back_off()
 
     def send(self, session: Session, turn: int, prompt: Prompt, output: int | None = None) -> Reply:
@@ -104,7 +95,7 @@ class ChatUser(User):
         """
         output = output or self.point.output
         attempt = Try(
-            user=self.number,
+            user=session.user,
             session=session.number,
             turn=turn,
             phase=session.phase,
@@ -112,10 +103,10 @@ class ChatUser(User):
             output_tokens=output,
             prompt_digest=prompt.digest,
         )
-        request = self.cell.request(prompt.messages, output, f"{self.number}-{session.number}-{turn}")
+        request = self.cell.request(prompt.messages, output, f"{session.user}-{session.number}-{turn}")
         began = time.monotonic_ns()
         try:
-            self._attempt(attempt, request)
+            self._attempt(attempt, request, session.intended_ns if turn == 1 else None)
         except BaseException as stop:
             if attempt.watch is not None and attempt.watch.sent_ns:
                 attempt.censored = f"cut short by the end of the run ({type(stop).__name__})"
@@ -128,7 +119,12 @@ class ChatUser(User):
         self._failures = 0 if ok else self._failures + 1
         if not ok:
             logger.warning(
-                "user %d session %d turn %d: %s: %s", self.number, session.number, turn, row.status, row.error
+                "user %d session %d turn %d: %s: %s",
+                session.user,
+                session.number,
+                turn,
+                row.status,
+                row.error,
             )
             self._retry_after = _retry_after_s(attempt.watch)
         watch = attempt.watch
@@ -136,15 +132,15 @@ class ChatUser(User):
 
     # -- the attempt ---------------------------------------------------------------------------------------
 
-    def _attempt(self, attempt: Try, request: bytes) -> None:
+    def _attempt(self, attempt: Try, request: bytes, intended_ns: int | None) -> None:
         connection = self._connection
         try:
             attempt.connect_ms = connection.open(_CONNECT_TIMEOUT_S)
             if self.cell.lockstep is not None:
                 attempt.intended_ns = self.cell.lockstep.wait(self.number, (attempt.session, attempt.turn))
                 attempt.connect_ms += connection.open(_CONNECT_TIMEOUT_S)  # it may have idled too long
-            elif attempt.session == 0 and attempt.turn == 1:
-                attempt.intended_ns = self._start_ns
+            else:
+                attempt.intended_ns = intended_ns
             while True:
                 reused = connection.used
                 attempt.watch = StreamWatch()

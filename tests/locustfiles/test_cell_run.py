@@ -13,9 +13,11 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import requests
 
+from locustfiles.prompts import TokenCounter, measure_table
 from locustfiles.records import Attempt, Done, ServerSample, read_csv, read_json
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +183,87 @@ def test_lockstep_users_start_each_turn_together(cached, tmp_path):
     for earlier, later in itertools.pairwise(order):
         assert min(r.start_ms for r in by_step[later]) >= ends[earlier]  # nobody ran ahead
     assert all(len({r.intended_ms for r in group}) == 1 for group in by_step.values())
+
+
+def test_open_loop_starts_when_planned_whatever_the_server_does(cached, plain, tmp_path):
+    """The same arrivals on both arms; a pool that is too small shows as lateness, not as less load."""
+    point = "prompt=512,output=64,rate=2"
+    for name, url in (("a", cached), ("b", plain)):
+        run_cell("single_turn", url, tmp_path / name, "--point", point, "--sessions", "2", users=6)
+    runs = [[r for r in rows_of(tmp_path / name) if r.phase == "measure"] for name in "ab"]
+    intended = [{(r.user, r.session): r.intended_ms for r in rows} for rows in runs]
+    assert len(intended[0]) == 6 * 2
+    assert intended[0] == pytest.approx(intended[1], abs=0.01)
+    gaps = [b - a for a, b in itertools.pairwise(sorted(intended[0].values()))]
+    assert len(set(map(round, gaps))) > 6  # Poisson: no two alike
+    digests = [{(r.user, r.session): r.prompt_digest for r in rows} for rows in runs]
+    assert digests[0] == digests[1]
+
+    run_cell(
+        "single_turn",
+        cached,
+        tmp_path / "c",
+        "--point",
+        "prompt=512,output=64,rate=20",
+        "--sessions",
+        "8",
+        users=2,
+    )
+    starved = [r for r in rows_of(tmp_path / "c") if r.phase == "measure"]
+    assert max(r.start_ms - r.intended_ms for r in starved) > 500
+    assert all(r.ttft_ms < r.first_token_ms - r.intended_ms for r in starved[4:])
+
+
+def test_idle_connection_closed_under_our_feet_is_retried_once_and_marked(tmp_path, scripted, cached):
+    """The server closes when the second request arrives: keep-alive at work, not a failure of the arm."""
+    answered = {}
+    table = tmp_path / "table.json"
+    make_table(cached, table)
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":64,"completion_tokens":1}}\n\n'
+    body = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length"}]}\n\n' + usage
+
+    def script(sock, request):
+        if b"POST" not in request[:5]:
+            sock.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return
+        count = answered[sock] = answered.get(sock, 0) + 1
+        if count > 1:
+            sock.close()
+            return
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    server = scripted(script)
+    args = ("--model", "m", "--token-table", str(table), "--point", "prompt=64,output=1", "--sessions", "3")
+    run_cell("single_turn", server.url, tmp_path / "cell", *args, "--clock-scale", "1", users=1)
+    rows = [r for r in rows_of(tmp_path / "cell") if r.status != "censored"]
+    assert [(r.status, r.retries) for r in rows[:4]] == [("ok", 0), ("ok", 1), ("ok", 1), ("ok", 1)]
+    assert all(r.connect_ms > 0 for r in rows[:4])
+    assert locust_counts(tmp_path / "cell") == (len(rows), 0)
+
+
+def test_refusals_are_counted_and_retry_after_is_heeded(tmp_path, scripted, cached):
+    table = tmp_path / "table.json"
+    make_table(cached, table)
+    times = []
+
+    def script(sock, request):
+        if b"POST" in request[:5]:
+            times.append(time.monotonic())
+        sock.sendall(b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy")
+
+    server = scripted(script)
+    args = ("--model", "m", "--token-table", str(table), "--point", "prompt=64,output=1", "--sessions", "2")
+    run_cell("single_turn", server.url, tmp_path / "cell", *args, "--clock-scale", "1", users=1)
+    rows = rows_of(tmp_path / "cell")
+    assert [(r.status, r.http_status) for r in rows] == [("http_error", 503)] * 3
+    assert rows[0].error == "HTTP 503: busy"
+    assert all(b - a > 0.95 for a, b in itertools.pairwise(times))
+    assert locust_counts(tmp_path / "cell") == (3, 3)
+
+
+def make_table(url, path):
+    counter = TokenCounter(url, requests.get(f"{url}/v1/models", timeout=5).json()["data"][0]["id"])
+    path.write_bytes(msgspec.json.encode(measure_table(counter)))
 
 
 def test_interrupted_cell_keeps_every_finished_attempt_and_says_that_it_is_not_complete(cached, tmp_path):
