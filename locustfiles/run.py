@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +21,9 @@ from locustfiles.records import CellRecord, Manifest, write_json
 from locustfiles.run_folder import CellResult, last_error_line, read_result
 
 ROOM = Path(__file__).parent
+
+#: With less space than this no cell is started: it could not write its rows.
+LEAST_FREE_BYTES = 2_000_000
 
 #: Command line of a cell's process; tests put a stand-in here.
 CellCommand = Callable[["Run", CellRecord], list[str]]
@@ -191,7 +196,11 @@ class Watch:
 
 
 def run_cells(run: Run) -> dict[str, CellResult]:
-    """Run all cells in order; returns what became of each. A dead arm's remaining cells are skipped."""
+    """Run all cells in order; returns what became of each. A dead arm's remaining cells are skipped.
+
+    Raises:
+        OSError: the results folder is full or cannot be written; going on would lose every attempt.
+    """
     cells = run.manifest.cells
     results: dict[str, CellResult] = {}
     watch = Watch(run)
@@ -236,6 +245,8 @@ def _run_one(run: Run, cell: CellRecord, http: ArmHttp) -> CellResult:
         except ArmError as error:
             return CellResult("failed", 0, cell.measured_planned, str(error))
     folder = run.cell_folder(cell)
+    if shutil.disk_usage(run.folder).free < LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.folder))
     folder.mkdir(parents=True)
     end = run_cell(cell.command, folder, timeout_s=max(300.0, 120.0 + 6 * run.estimates[cell.id]))
     result = read_result(folder, cell, end)

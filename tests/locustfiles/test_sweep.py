@@ -3,11 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +11,6 @@ import pytest
 from locustfiles import sweep
 from locustfiles.records import Manifest, read_json
 from locustfiles.run import locust_command
-from tests.locustfiles import sweep_standin
 from tests.locustfiles.sweep_standin import StandIn, fake_command, fake_tables, serving
 
 PLAN = """
@@ -314,6 +308,16 @@ def test_a_full_disk_ends_in_one_line(
     assert not (place / "run").exists(), "without a manifest it is no run"
 
 
+def test_no_cell_is_started_on_a_disk_that_is_full(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locustfiles.run.LEAST_FREE_BYTES", 10**18)
+    with serving(StandIn()) as one, serving(StandIn()) as two:
+        assert run("--arms", specs(one, two), "--out", "run") == 2
+    assert "faceoff: cannot write run: No space left on device" in capsys.readouterr().err
+    assert not list(place.glob("run/cells/*"))
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -375,79 +379,3 @@ def test_a_dry_run_lists_cells_and_time_and_loads_nothing(
     assert not (place / "results").exists()
     assert run("--dry-run") == 0
     assert "nominal speeds" in capsys.readouterr().out
-
-
-# -- interruption ------------------------------------------------------------------------------------------
-
-
-def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
-
-
-def gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
-
-
-def start_sweep(place: Path, standin: StandIn, mode: str) -> subprocess.Popen[str]:
-    arms = f"a={standin.url} b={standin.url}"
-    command = [
-        sys.executable,
-        sweep_standin.__file__,
-        "sweep",
-        mode,
-        "--",
-        "--plan",
-        "plan.toml",
-        "--arms",
-        arms,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place)
-
-
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_cell_in_order_and_then_the_run(place: Path, ending: signal.Signals) -> None:
-    with serving(StandIn()) as standin:
-        process = start_sweep(place, standin, "hang")
-        started = until(lambda: list(place.glob("results/2*/cells/*/started")))
-        process.send_signal(ending)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    last = err.strip().splitlines()[-1]
-    assert last.startswith("faceoff: interrupted: 0 of 8 cells complete; finished attempts are in results/")
-    assert "Traceback" not in err
-    cell = started[0].parent
-    assert (cell / "done.json").exists(), "the cell got the time to write its last file"
-    assert gone(int((cell / "pid").read_text()))
-
-
-def test_a_second_ctrl_c_kills_a_cell_that_does_not_end(place: Path) -> None:
-    with serving(StandIn()) as standin:
-        process = start_sweep(place, standin, "stubborn")
-        started = until(lambda: list(place.glob("results/2*/cells/*/started")))
-        process.send_signal(signal.SIGINT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=15)
-    assert process.returncode == 130
-    assert gone(int((started[0].parent / "pid").read_text()))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
-def test_a_killed_sweep_leaves_no_orphan(place: Path) -> None:
-    with serving(StandIn()) as standin:
-        process = start_sweep(place, standin, "hang")
-        started = until(lambda: list(place.glob("results/2*/cells/*/started")))
-        process.kill()
-        process.communicate(timeout=15)
-        pid = int((started[0].parent / "pid").read_text())
-        until(lambda: gone(pid))
-    assert (started[0].parent / "done.json").exists()
