@@ -19,10 +19,10 @@ PROCESS_S = 1.5
 CROWDING = 0.15
 #: Chunks per wall second that generator and simulator together carry with room to spare on two cores: at
 #: 10000, with 16 streams, one first token in ten shared a read with later ones.
-CHUNK_BUDGET = 5000.0
+CHUNK_BUDGET = 4500.0
 #: Wall seconds between two chunks of a stream at least: when they come closer, a busy moment of the machine
 #: makes one read out of two.
-SHORTEST_GAP_S = 0.0015
+SHORTEST_GAP_S = 0.002
 #: Highest clock scale (a limit of the simulator).
 SCALE_LIMIT = 20.0
 
