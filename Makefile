@@ -125,6 +125,10 @@ lint: .venv/.dev ## ruff, mypy, shellcheck
 test: .venv/.dev ## everything that needs no GPU, no browser and no vLLM
 	@.venv/bin/pytest -m 'not vllm and not ui'
 
+.PHONY: bench
+bench: .venv/.dev ## what measuring costs and how wrong it is, beside plain Locust; the simulator's speed
+	@$(PY) -m tests.bench
+
 .PHONY: test-vllm
 test-vllm: .venv/.dev ## real vLLM on the CPU (installs it once: minutes, 3.5 GB)
 	@bash servers/setup_cpu.sh

@@ -65,9 +65,17 @@ class Try:
 def tpot_ms(first_ms: float | None, last_ms: float | None, tokens: int | None, chunks: int) -> float | None:
     """(last token - first token) / (output tokens - 1), in ms.
 
-    None below two tokens, and where all tokens came in one chunk: their spacing was not observed.
+    None below two tokens, and where all tokens came in one chunk or in one read: their spacing was not
+    observed.
     """
-    if first_ms is None or last_ms is None or tokens is None or tokens < 2 or chunks < 2:
+    if (
+        first_ms is None
+        or last_ms is None
+        or tokens is None
+        or tokens < 2
+        or chunks < 2
+        or last_ms <= first_ms
+    ):
         return None
     return (last_ms - first_ms) / (tokens - 1)
 

@@ -144,6 +144,11 @@ def test_tokens_bundled_in_one_chunk_have_no_tpot():  # aiperf PR#1279
     assert row.tpot_ms is None
 
 
+def test_chunks_that_all_came_in_one_read_have_no_tpot():
+    row = row_of((300, delta(content="a")), (300, delta(content="b")), (300, STOP), (301, usage(2)))
+    assert (row.chunks, row.tpot_ms) == (2, None)
+
+
 def test_missing_usage_means_unknown_tokens_not_chunks_nor_max_tokens():  # sglang PR#24266, pegainfer#78
     row = row_of((300, delta(content="a")), (320, delta(content="b")), (320, STOP))
     assert row.output_tokens is None
