@@ -23,7 +23,7 @@ import msgspec
 from .calibration import Calibration, CalibrationError, load
 from .options import CALIBRATION, OptionError
 from .points import PointsError, point_targets, read_points
-from .search import compass_search
+from .search import pattern_search
 from .targets import Results, Target, article_targets, objective
 
 #: What the article's numbers speak of. The cost of a decoding request and of its context is not among them:
@@ -70,7 +70,7 @@ def fit(
     def progress(step: float, best: float) -> None:
         print(f"  step {step:.3f}: objective {best:.3f}", file=sys.stderr, flush=True)
 
-    point, best = compass_search(cost, start, smallest=smallest, progress=progress)
+    point, best = pattern_search(cost, start, smallest=smallest, progress=progress)
     return with_constants(calibration, names, [float(f"{math.exp(x):.4g}") for x in point]), best
 
 
@@ -117,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration", type=Path, default=CALIBRATION, help="base: model and starting values"
     )
     command.add_argument("--write", type=Path, help="save the result to this file")
+    for command in commands.choices.values():
+        command.add_argument(
+            "--precision", type=float, default=0.01, help="last relative step of the search (default 0.01)"
+        )
     return parser
 
 
@@ -131,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             calibration, targets, found = point_targets(measured, calibration)
             names = tuple(found)
         if arguments.command != "table":
-            calibration, best = fit(calibration, names, targets)
+            calibration, best = fit(calibration, names, targets, smallest=arguments.precision)
             print(f"objective: {best:.3f}\n")
         print("\n".join(residuals(calibration, targets)))
         if arguments.command != "table":
