@@ -5,7 +5,7 @@
 ``points``   fits a calibration to a few measured points of your own server (see docs/simulator.md).
 
 One set of constants for all numbers. The objective (``targets.objective``) sums squared relative errors in
-units of their tolerance (10 % for one session, 40 % under concurrency), with a steeper rise near the
+units of their tolerance (7 % for one session, 40 % under concurrency), with a steeper rise near the
 tolerance, plus a weak pull (one unit for a factor of e^4) to the starting values, which keeps constants that
 no number speaks of where they were.
 """

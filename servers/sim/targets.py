@@ -24,8 +24,9 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "plain": ("--no-enable-prefix-caching",),
 }
 
-#: Relative error that counts as one unit of the objective.
-ALONE, CONCURRENT = 0.10, 0.40
+#: Relative error that counts as one unit of the objective: one session, and under concurrency. What is wanted
+#: of a *measured* run is 10 % and 40 %; the first would leave no room for the measurement, so it is tighter.
+ALONE, CONCURRENT = 0.07, 0.40
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
