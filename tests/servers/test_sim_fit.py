@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from servers.sim import fit
+from servers.sim import corner, fit
 from servers.sim.calibration import CalibrationError, load
 from servers.sim.options import CALIBRATION
 from servers.sim.replay import Load, replay
@@ -148,7 +148,7 @@ def test_points_that_cannot_be_used_are_named(tmp_path, capsys, text, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("step_s = 0.0197", "step_s = 0"), "must be above 0"),
+        (("[decode]\nstep_s = 0.0", "[decode]\nstep_s = 0.0 #"), "must be above 0"),
         (("token_s = ", "token_s = -"), "must not be negative"),
         (("acceptance = [", "acceptance = [7, "), "between 0 and 1"),
         (("[decode]", "[decode]\nspeed = 3"), "speed"),
@@ -168,3 +168,11 @@ def test_a_written_calibration_reads_back_the_same(tmp_path):
     path = tmp_path / "copy.toml"
     path.write_text(fit.to_toml(load(CALIBRATION)))
     assert load(path) == load(CALIBRATION)
+
+
+def test_the_page_shows_what_its_commands_print(capsys):
+    page = (CALIBRATION.parents[2] / "docs" / "simulator.md").read_text()
+    assert fit.main(["table"]) == 0
+    assert corner.main([]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        assert line in page
