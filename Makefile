@@ -130,6 +130,6 @@ bench: .venv/.dev ## what measuring costs and how wrong it is, beside plain Locu
 	@$(PY) -m tests.bench
 
 .PHONY: test-vllm
-test-vllm: .venv/.dev ## real vLLM on the CPU (installs it once: minutes, 3.5 GB)
+test-vllm: .venv/.dev ## real vLLM on the CPU (installs it once: minutes, 2.5 GB)
 	@bash servers/setup_cpu.sh
 	.venv/bin/pytest -m vllm tests/real

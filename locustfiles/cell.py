@@ -17,7 +17,7 @@ from locustfiles.attempt import CellClock, CellKey, Try, attempt_row
 from locustfiles.body import Message, chat_body
 from locustfiles.loop_health import LoopHealth
 from locustfiles.options import CellOptions
-from locustfiles.pace import Lockstep, arrival_times, start_offsets
+from locustfiles.pace import Lockstep, arrival_times, reading_pause, start_offsets
 from locustfiles.point import Point
 from locustfiles.prompts import PromptWriter, TokenCounter, TokenTable
 from locustfiles.recorder import Recorder
@@ -171,6 +171,17 @@ class Cell:
             at = origin + round(self._offsets[user] / self.clock.scale * 1e9)
             self._starts[user] = at
             gevent.sleep(max(0.0, (at - time.monotonic_ns()) / 1e9))
+
+    def await_turn(self, session: Session, turn: int) -> int | None:
+        """Read and type before a follow-up; monotonic ns at which that is over, None = there is no pause."""
+        mean_s = self.options.pause_s if self.point.pause is None else self.point.pause
+        if turn == 1 or self.lockstep is not None or not mean_s:
+            return None
+        seed = self.options.seed + self.options.repeat
+        pause_s = reading_pause(seed, session.user, session.number, turn, mean_s) / self.clock.scale
+        due = time.monotonic_ns() + round(pause_s * 1e9)
+        gevent.sleep(pause_s)
+        return due
 
     def seeded(self) -> None:
         """The shared prefix has been sent, or could not be: everybody may start."""

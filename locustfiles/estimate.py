@@ -84,7 +84,8 @@ def cell_seconds(cell: CellRecord, speed: Speed) -> float:
     point = read_point(cell.workload, cell.point)
     apart = 0.0 if point.lockstep or cell.users == 1 else 0.4
     sessions = cell.sessions + 1 + apart
-    return PROCESS_S + sessions * session_seconds(point, speed, cell.users) / cell.clock_scale
+    busy = session_seconds(point, speed, cell.users) + (point.turns - 1) * cell.pause_s
+    return PROCESS_S + sessions * busy / cell.clock_scale
 
 
 def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
@@ -96,6 +97,18 @@ def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
     if point.lockstep or users == 1:
         return 0.0
     return round(min(session_seconds(point, speed, 1) for speed in speeds), 3)
+
+
+def reading_pause(point: Point, speeds: Sequence[Speed]) -> float:
+    """Mean model seconds between an answer and the follow-up: one turn of the fastest arm, unloaded.
+
+    The same for every arm. 0 in lockstep and where there are no follow-ups; a point may name its own.
+    """
+    if point.lockstep or point.turns == 1:
+        return 0.0
+    if point.pause is not None:
+        return point.pause
+    return round(min(session_seconds(point, speed, 1) for speed in speeds) / point.turns, 3)
 
 
 def chunk_rate(point: Point, speed: Speed, users: int) -> float:

@@ -29,6 +29,8 @@ class CellOptions:
     model: str | None = None
     token_table: Path | None = None
     start_spread_s: float = 0.0
+    pause_s: float = 0.0
+    """Mean pause before a follow-up, model seconds, where the point names none."""
     clock_scale: float | None = None
     drop_fields: frozenset[str] = frozenset()
     nonce: bool = False
@@ -65,6 +67,7 @@ def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
     add("--cell-dir", ui=False, default="", metavar="DIR", help="default: a new run folder below results/")
     add("--token-table", ui=False, default="", metavar="FILE", help="default: measured at the start")
     add("--start-spread", ui=False, type=float, default=0.0, metavar="S", help="spread of the users' starts")
+    add("--pause", ui=False, type=float, default=0.0, metavar="S", help="mean pause before a follow-up")
     add("--clock-scale", ui=False, type=float, default=None, metavar="X", help="default: what /version says")
     add("--drop-fields", ui=False, default="", metavar="A,B", help="request fields that the server refuses")
     add("--nonce", ui=False, action="store_true", help="a nonce line at the prompt's head, not cache_salt")
@@ -108,6 +111,7 @@ def read_options(parsed: argparse.Namespace, host: str | None) -> CellOptions:
         model=parsed.model or None,
         token_table=Path(parsed.token_table) if parsed.token_table else None,
         start_spread_s=parsed.start_spread,
+        pause_s=parsed.pause,
         clock_scale=parsed.clock_scale,
         drop_fields=frozenset(split),
         nonce=parsed.nonce,

@@ -31,6 +31,15 @@ def _uniform(seed: int, user: int, what: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
+def reading_pause(seed: int, user: int, session: int, turn: int, mean_s: float) -> float:
+    """Model seconds that a user reads and types before ``turn``: uniform from 0 to twice the mean.
+
+    Without it, users with answers of one fixed length lock into a regular pipeline, in which each finds the
+    queue empty: a pattern that no real traffic has, and that decides the TTFT of follow-ups.
+    """
+    return 2.0 * mean_s * _uniform(seed, user, f"pause/{session}/{turn}")
+
+
 def arrival_times(seed: int, rate: float, poisson: bool) -> Iterator[float]:
     """Model seconds at which sessions arrive, without end; the first at 0. The same for every arm.
 

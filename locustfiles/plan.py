@@ -185,9 +185,12 @@ def turn_knobs(
     return changed
 
 
-def default_sessions(users: int) -> int:
-    """Measured sessions per user where the plan names none: at least 12 a cell and 2 a user."""
-    return max(2, math.ceil(12 / users))
+def default_sessions(users: int, turns: int) -> int:
+    """Measured sessions per user where the plan names none: at least 12 a cell and 2 a user.
+
+    3 a user where sessions have follow-ups: their queueing differs more from session to session.
+    """
+    return max(3 if turns > 1 else 2, math.ceil(12 / users))
 
 
 def fewest_sessions(users: int) -> int:
@@ -219,7 +222,7 @@ def expand(plan: Plan, arms: Sequence[str]) -> list[CellRecord]:
             for text in grid.points:
                 point = read_point(grid.workload, text)
                 for users in grid.users or plan.users:
-                    sessions = grid.sessions or plan.sessions or default_sessions(users)
+                    sessions = grid.sessions or plan.sessions or default_sessions(users, point.turns)
                     for arm in arm_order(arms, repeat):
                         cells.append(
                             CellRecord(

@@ -28,6 +28,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     the most sessions that can be under way at once."""
     poisson: bool = True
     """Arrivals with exponential gaps; else evenly spaced."""
+    pause: float | None = None
+    """Mean (model) seconds that a user reads and types before a follow-up; None = chosen for the run."""
 
     def prompt_tokens(self, turn: int) -> int:
         """Prompt length of a turn (from 1) when the answers have the length asked for."""
@@ -71,6 +73,7 @@ def read_point(workload: str, text: str) -> Point:
         raise ValueError(f"point {text!r}: pace is independent or lockstep, not {pace!r}")
     rate = _rate(text, items.pop("rate", ""))
     arrivals = items.pop("arrivals", "poisson")
+    pause = _seconds(text, items.pop("pause", ""))
     if arrivals not in ("poisson", "constant"):
         raise ValueError(f"point {text!r}: arrivals is poisson or constant, not {arrivals!r}")
     if rate and pace == "lockstep":
@@ -81,7 +84,7 @@ def read_point(workload: str, text: str) -> Point:
     if unknown:
         raise ValueError(
             f"point {text!r}: {workload} has no {', '.join(sorted(unknown))}; "
-            f"it takes {', '.join([size_name, *defaults, 'pace', 'rate', 'arrivals'])}"
+            f"it takes {', '.join([size_name, *defaults, 'pace', 'rate', 'arrivals', 'pause'])}"
         )
     values = dict(defaults)
     for name, value in items.items():
@@ -97,7 +100,22 @@ def read_point(workload: str, text: str) -> Point:
         raise ValueError(
             f"point {text!r}: growth must exceed output, else no room is left for the user's text"
         )
-    return Point(text=text, lockstep=pace == "lockstep", rate=rate, poisson=arrivals == "poisson", **values)
+    lockstep = pace == "lockstep"
+    return Point(
+        text=text, lockstep=lockstep, rate=rate, poisson=arrivals == "poisson", pause=pause, **values
+    )
+
+
+def _seconds(text: str, value: str) -> float | None:
+    if not value:
+        return None
+    try:
+        pause = float(value)
+    except ValueError:
+        pause = -1.0
+    if not 0 <= pause < 1e6:
+        raise ValueError(f"point {text!r}: pause is seconds, 0 or more, not {value!r}")
+    return pause
 
 
 def _rate(text: str, value: str) -> float:

@@ -108,10 +108,11 @@ def lay_out(
             cell.clock_scale = forced_scale or estimate.clock_scale(
                 point, list(speeds.values()), cell.users, certified_per_s
             )
-    cells, notes = estimate.fit_sessions(cells, speeds, estimate.minutes_of(plan, all_simulated))
     for cell in cells:
         point = read_point(cell.workload, cell.point)
         cell.start_spread_s = estimate.start_spread(point, list(speeds.values()), cell.users)
+        cell.pause_s = estimate.reading_pause(point, list(speeds.values()))
+    cells, notes = estimate.fit_sessions(cells, speeds, estimate.minutes_of(plan, all_simulated))
     for record in records:
         longest = max(cells, key=_longest_prompt)
         limit = record.probe.max_model_len

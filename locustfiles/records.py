@@ -202,6 +202,8 @@ class CellRecord(msgspec.Struct, kw_only=True):
     block: int
     clock_scale: float = 1.0
     start_spread_s: float = 0.0
+    pause_s: float = 0.0
+    """Mean pause of a user before a follow-up (model time); the same seeded pauses for every arm."""
     command: list[str] = []
     """The Locust command line of the cell (no secrets: keys travel in the environment)."""
 

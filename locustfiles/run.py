@@ -81,6 +81,7 @@ def locust_command(run: Run, cell: CellRecord) -> list[str]:
     # With "=", since a server names its model: no name must read as an option.
     command += [f"--model={record.probe.model or ''}", "--token-table", str(run.tables[cell.arm])]
     command += ["--start-spread", f"{cell.start_spread_s:g}", "--clock-scale", f"{cell.clock_scale:g}"]
+    command += ["--pause", f"{cell.pause_s:g}"]
     command += ["--cache-salt", cache_salt(run.manifest.run, cell.arm, cell.id)]
     command += ["--metrics-url", ",".join(arm.metrics_urls)]
     if run.dropped:

@@ -104,9 +104,10 @@ class ChatUser(User):
             prompt_digest=prompt.digest,
         )
         request = self.cell.request(prompt.messages, output, f"{session.user}-{session.number}-{turn}")
+        intended_ns = session.intended_ns if turn == 1 else self.cell.await_turn(session, turn)
         began = time.monotonic_ns()
         try:
-            self._attempt(attempt, request, session.intended_ns if turn == 1 else None)
+            self._attempt(attempt, request, intended_ns)
         except BaseException as stop:
             if attempt.watch is not None and attempt.watch.sent_ns:
                 attempt.censored = f"cut short by the end of the run ({type(stop).__name__})"

@@ -6,7 +6,7 @@ import statistics
 import gevent
 import pytest
 
-from locustfiles.pace import Lockstep, arrival_times, start_offsets
+from locustfiles.pace import Lockstep, arrival_times, reading_pause, start_offsets
 from locustfiles.point import read_point
 
 
@@ -31,6 +31,18 @@ def test_poisson_arrivals_have_exponential_gaps_and_come_from_the_seed():
     assert sum(gap > 0.25 for gap in gaps) / 5000 == pytest.approx(0.368, abs=0.02)  # 1/e
     assert list(itertools.islice(arrival_times(1, 4.0, True), 5)) == times[:5]
     assert list(itertools.islice(arrival_times(2, 4.0, True), 5)) != times[:5]
+
+
+def test_reading_pauses_are_uniform_up_to_twice_the_mean_and_come_from_the_seed():
+    pauses = [reading_pause(1, user, session, 2, 4.0) for user in range(50) for session in range(50)]
+    assert 0.0 <= min(pauses) < 0.1
+    assert 7.9 < max(pauses) <= 8.0
+    assert statistics.mean(pauses) == pytest.approx(4.0, rel=0.03)
+    assert reading_pause(1, 3, 2, 2, 4.0) == reading_pause(1, 3, 2, 2, 4.0)
+    assert (
+        len({reading_pause(s, u, n, t, 4.0) for s in (1, 2) for u in (0, 1) for n in (1, 2) for t in (2, 3)})
+        == 16
+    )
 
 
 def test_lockstep_releases_nobody_before_the_last_arrives():
@@ -120,6 +132,8 @@ def test_points():
     assert multi.session_tokens == (8192 + 9216 + 10240, 768)
     open_loop = read_point("single_turn", "prompt=1024,rate=2.5,arrivals=constant")
     assert (open_loop.rate, open_loop.poisson) == (2.5, False)
+    assert multi.pause is None
+    assert read_point("multi_turn", "context=8192,pause=0").pause == 0.0
 
 
 @pytest.mark.parametrize(
@@ -135,6 +149,8 @@ def test_points():
         ("multi_turn", "context=8192,growth=256", "growth must exceed output"),
         ("single_turn", "prompt=8,rate=fast", "rate is sessions per second"),
         ("single_turn", "prompt=8,rate=nan", "rate is sessions per second"),
+        ("multi_turn", "context=8192,pause=-1", "pause is seconds, 0 or more"),
+        ("multi_turn", "context=8192,pause=nan", "pause is seconds, 0 or more"),
         ("single_turn", "prompt=8,rate=1,arrivals=bursty", "poisson or constant"),
         ("multi_turn", "context=8192,rate=1,pace=lockstep", "no room for lockstep"),
     ],

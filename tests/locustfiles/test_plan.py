@@ -91,10 +91,12 @@ def test_knobs_override() -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "default", "fewest"), [(1, 12, 2), (2, 6, 1), (5, 3, 1), (6, 2, 1), (32, 2, 1)]
+    ("users", "single", "multi", "fewest"),
+    [(1, 12, 12, 2), (2, 6, 6, 1), (5, 3, 3, 1), (6, 2, 3, 1), (32, 2, 3, 1)],
 )
-def test_default_sessions(users: int, default: int, fewest: int) -> None:
-    assert (default_sessions(users), fewest_sessions(users)) == (default, fewest)
+def test_default_sessions(users: int, single: int, multi: int, fewest: int) -> None:
+    assert (default_sessions(users, 1), default_sessions(users, 3)) == (single, multi)
+    assert fewest_sessions(users) == fewest
 
 
 @pytest.mark.parametrize(
