@@ -14,6 +14,7 @@ def certify(run: Run) -> list[Check]:
         *checks_arms.arms_alike(run),
         *checks_arms.same_device(run),
         *checks_generator.generator_healthy(run),
+        *checks_generator.arrivals_on_time(run),
         *checks_generator.within_self_test(run),
         *checks_generator.first_tokens_alone(run),
         *checks_work.same_user_text(run),

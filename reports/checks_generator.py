@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from reports import metrics
 from reports.check import Check, Finding, per_arm
 from reports.read import Cell, Run
+from reports.summary import is_open_loop
 
 CPU_LIMIT = 0.9
 """A process above this share of a core queues its own work."""
@@ -24,6 +25,9 @@ TTFT_ABSOLUTE_S = 0.020
 """Client and server TTFT may differ by the larger of 10 % and 20 ms of wall time (network, parsing)."""
 LATENESS_LIMIT = 0.05
 """Mean lateness of the simulator, as a share of the TTFT p50 that it distorts."""
+
+ARRIVAL_LIMIT_MS = 50.0
+"""p99 of actual - intended start in an open loop, wall time. Beyond it, less was offered than said."""
 
 TTFT_ONLY = frozenset({"ttft", "ttfa"})
 
@@ -60,6 +64,28 @@ def judge_generator(cells: Sequence[Cell]) -> Finding:
     if badness <= 1 and unknown:
         return Finding(None, f"CPU or loop lag not recorded ({text})", badness)
     return Finding(badness <= 1, text, badness)
+
+
+def arrivals_on_time(run: Run) -> list[Check]:
+    """Open loop: sessions started when they were to start, so the rate that the point names was offered."""
+
+    def judge(cells: Sequence[Cell]) -> Finding | None:
+        if not is_open_loop(cells[0].record.point):
+            return None
+        late = [
+            delay / (cell.done.clock_scale if cell.done else 1.0)
+            for cell in cells
+            for delay in metrics.start_delays_ms(metrics.of_turn(cell.measured, 1))
+        ]
+        if not late:
+            return Finding(None, "no attempt has an intended start")
+        p99 = metrics.quantile(late, 0.99)
+        return Finding(p99 <= ARRIVAL_LIMIT_MS, f"starts late by {p99:.0f} ms (p99, wall time)", p99)
+
+    if not any(is_open_loop(cell.record.point) for cell in run.finished):
+        return []
+    limit = f"p99 <= {ARRIVAL_LIMIT_MS:g} ms; raise the users where all of them were busy"
+    return per_arm(run, "arrivals on time", limit, judge)
 
 
 def within_self_test(run: Run) -> list[Check]:

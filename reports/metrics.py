@@ -58,6 +58,28 @@ def latencies(rows: Iterable[Attempt], latency: str) -> list[float]:
     return [value for row in ok(rows) if (value := seconds(row, latency)) is not None]
 
 
+def intended_ttfts(rows: Iterable[Attempt]) -> list[float]:
+    """First token - intended start of every attempt that worked and had one, in seconds.
+
+    In an open loop this is what a user would have waited whose request the load generator could not send in
+    time: a queue in front of the clock cannot hide in it (coordinated omission).
+    """
+    return [
+        (row.first_token_ms - row.intended_ms) / 1000
+        for row in ok(rows)
+        if row.first_token_ms is not None and row.intended_ms is not None
+    ]
+
+
+def start_delays_ms(rows: Iterable[Attempt]) -> list[float]:
+    """Actual - intended start of every attempt that had one, whatever its status, in model ms."""
+    return [
+        row.start_ms - row.intended_ms
+        for row in rows
+        if row.start_ms is not None and row.intended_ms is not None
+    ]
+
+
 def decode_rates(rows: Iterable[Attempt]) -> list[float]:
     """1 / TPOT of each attempt: tokens per second and session."""
     return [1 / value for value in latencies(rows, "tpot") if value > 0]

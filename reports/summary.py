@@ -91,6 +91,8 @@ def level_rows(
     found: list[SummaryRow] = []
     for latency in metrics.LATENCIES:
         found += row(latency, "s", metrics.latencies(attempts, latency), spread=True)
+    if is_open_loop(point):
+        found += row("ttft_intended", "s", metrics.intended_ttfts(attempts), spread=True)
     found += row("decode_rate", "tok/s", metrics.decode_rates(attempts))
     rates = [metrics.output_rate(metrics.of_turn(cell.measured, turn)) for cell in cells]
     found += row("output_rate", "tok/s", known(rates))
@@ -101,6 +103,11 @@ def level_rows(
     for metric, (unit, measure) in SERVER_METRICS.items():
         found += row(metric, unit, known([measure(cell) for cell in cells]))
     return found
+
+
+def is_open_loop(point: str) -> bool:
+    """Whether sessions arrive at a rate of their own."""
+    return any(item.startswith("rate=") for item in point.split(","))
 
 
 def known(values: Sequence[float | None]) -> list[float]:

@@ -171,6 +171,25 @@ def test_coalesced_first_tokens_do_not_touch_tpot(tmp_path):
     assert winner(judgement, "single_turn").winner == "mtp"
 
 
+def test_open_loop_that_started_late_offered_less_than_it_says(tmp_path):
+    level = [("single_turn", "prompt=1024,rate=2", 4)]
+    times = {"cache": flat(1.0, 0.02), "mtp": flat(1.0, 0.01)}
+
+    def late(by_ms):
+        return lambda cell, row: replace(
+            row, intended_ms=row.start_ms - (by_ms if cell.arm == "mtp" else 0.0)
+        )
+
+    # The clock runs ten times as fast: 500 ms of model time are 50 ms of wall time.
+    on_time = judged(tmp_path / "a", levels=level, times=times, change=late(500.0))
+    assert check(on_time, "arrivals on time", "mtp").ok is True
+    assert winner(on_time, "single_turn").winner == "mtp"
+    behind = judged(tmp_path / "b", levels=level, times=times, change=late(510.0))
+    assert withheld(behind, "arrivals on time", "mtp", "single_turn")
+    closed = judged(tmp_path / "c")
+    assert "arrivals on time" not in {line.check for line in closed.checks}
+
+
 def test_different_user_text(tmp_path):
     assert withheld(judged(tmp_path, change=on("mtp", prompt_digest="other")), "same user text", "mtp")
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from run_builder import CACHE, MTP, RunBuilder, arm, flat
 
@@ -117,6 +118,28 @@ def test_summary_csv(reports, tmp_path):
         if (row["arm"], row["workload"], row["metric"]) == ("mtp", "single_turn", "decode_rate")
     ]
     assert (rate["mean"], rate["p50"], rate["unit"]) == ("100", "", "tok/s")
+
+
+def test_open_loop_reports_ttft_from_the_intended_start(reports, tmp_path):
+    """No row says so, but a request that could not be sent for 3 s made its user wait 3 s longer."""
+
+    def change(cell, row):
+        return msgspec.structs.replace(row, intended_ms=row.start_ms - 3000.0)
+
+    folder = RunBuilder(
+        tmp_path / "run",
+        levels=[("single_turn", "prompt=1024,rate=2", 4)],
+        times={"cache": flat(1.0), "mtp": flat(2.0)},
+        change=change,
+    ).write()
+    assert reports(folder).returncode == 0
+    with (folder / "summary.csv").open() as file:
+        p50 = {(row["arm"], row["metric"]): row["p50"] for row in csv.DictReader(file)}
+    assert (p50["cache", "ttft"], p50["cache", "ttft_intended"]) == ("1", "4")
+    assert (p50["mtp", "ttft"], p50["mtp", "ttft_intended"]) == ("2", "5")
+    closed = clear_run(tmp_path / "closed")
+    assert reports(closed).returncode == 0
+    assert "ttft_intended" not in (closed / "summary.csv").read_text()
 
 
 def test_rebuilding_gives_the_same_bytes(reports, tmp_path):
