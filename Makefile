@@ -77,7 +77,8 @@ endef
 .PHONY: load
 load: PLAN = load
 load: .venv/.installed ## the main job: three workloads against every arm, three times, and the verdict (USERS=16)
-	@if [ -z "$$USERS" ]; then USERS=16; fi
+	@# A profile may be too slow for 16 users (real vLLM on the CPU): it then has its own default.
+	if [ -z "$$USERS" ]; then USERS=$$(cat "servers/profiles/$$PROFILE/default.users" 2>/dev/null || echo 16); fi
 	$(sweep)
 
 .PHONY: compare

@@ -144,6 +144,36 @@ def test_tokens_bundled_in_one_chunk_have_no_tpot():  # aiperf PR#1279
     assert row.tpot_ms is None
 
 
+def test_totals_on_the_last_content_chunk_do_not_make_it_a_usage_chunk():  # aiperf PR#1279
+    last = {**delta(content="c", finish="length"), "usage": {"prompt_tokens": 8, "completion_tokens": 3}}
+    row = row_of((300, delta(content="a")), (320, delta(content="b")), (360, last))
+    assert (row.chunks, row.e2e_ms, row.tpot_ms, row.icl_max_ms) == (3, 360, 30, 40)
+
+
+def test_ttft_is_in_neither_gaps_nor_tpot():  # vllm#7242, llmperf PR#99
+    row = row_of((5000, delta(content="a")), (5020, delta(content="b")), (5020, STOP), (5021, usage(2)))
+    assert (row.icl_p50_ms, row.icl_max_ms, row.tpot_ms) == (20, 20, 20)
+
+
+def test_text_is_not_counted_again():  # inference-perf#564: tokens come from usage
+    row = row_of(
+        (300, delta(content="un")),
+        (320, delta(content="believ")),
+        (340, delta(content="able")),
+        (340, STOP),
+        (341, usage(2)),
+    )
+    assert (row.output_tokens, row.tpot_ms) == (2, 40)
+
+
+def test_reasoning_is_not_echoed_in_the_answer():  # sglang PR#39866
+    watch = StreamWatch()
+    watch.on_headers(200, {}, START)
+    for members in ({"reasoning": "hm "}, {"content": "a"}, {"content": "b"}):
+        watch.on_body(f"data: {json.dumps(delta(**members))}\n\n".encode(), START, True)
+    assert watch.answer == "ab"
+
+
 def test_chunks_that_all_came_in_one_read_have_no_tpot():
     row = row_of((300, delta(content="a")), (300, delta(content="b")), (300, STOP), (301, usage(2)))
     assert (row.chunks, row.tpot_ms) == (2, None)
