@@ -28,7 +28,9 @@ for arm in $ARMS; do
     FACEOFF_ARMS="$FACEOFF_ARMS $(arm_spec "$arm")"
 done
 FACEOFF_ARMS=${FACEOFF_ARMS# }
-export FACEOFF_ARMS FACEOFF_PROFILE
+# The command may call this with an arm's name when that arm died; whoever started the arm stops it as before.
+FACEOFF_RESTART="bash $(printf '%q' "$ROOT/servers/restart.sh") $(printf '%q' "$FACEOFF_PROFILE")"
+export FACEOFF_ARMS FACEOFF_PROFILE FACEOFF_RESTART
 
 code=0
 if [ -z "$EXIT_SIGNAL" ]; then
