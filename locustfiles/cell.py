@@ -200,10 +200,11 @@ class Cell:
 
     # -- requests and their record -------------------------------------------------------------------------
 
-    def request(self, messages: Sequence[Message], output: int, name: str) -> bytes:
+    def request(self, messages: Sequence[Message], output: int, session: Session, turn: int) -> bytes:
         """A whole request, built before its clock starts.
 
-        ``name`` makes the request's ``X-Request-Id``: a server's own log can be laid beside the rows by it.
+        ``X-Request-Id`` lets a server's own log be laid beside the rows; ``x-litellm-session-id`` is what a
+        LiteLLM proxy with session affinity routes by.
         """
         options = self.options
         body = chat_body(
@@ -213,7 +214,11 @@ class Cell:
             cache_salt=None if options.nonce else options.cache_salt,
             dropped=options.drop_fields,
         )
-        headers = options.headers | {"X-Request-Id": f"{self._request_prefix}-{name}"}
+        conversation = f"{self._request_prefix}-{session.user}-{session.number}"
+        headers = options.headers | {
+            "X-Request-Id": f"{conversation}-{turn}",
+            "x-litellm-session-id": conversation,
+        }
         return request_bytes(self.target, "/v1/chat/completions", headers, msgspec.json.encode(body))
 
     def wall_timeout_s(self) -> float:

@@ -103,7 +103,7 @@ class ChatUser(User):
             output_tokens=output,
             prompt_digest=prompt.digest,
         )
-        request = self.cell.request(prompt.messages, output, f"{session.user}-{session.number}-{turn}")
+        request = self.cell.request(prompt.messages, output, session, turn)
         intended_ns = session.intended_ns if turn == 1 else self.cell.await_turn(session, turn)
         began = time.monotonic_ns()
         try:
