@@ -6,11 +6,12 @@ import hashlib
 import os
 import platform
 import subprocess
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("faceoff", "locust", "gevent", "geventhttpclient", "msgspec", "requests")
+PACKAGES = ("locust", "gevent", "geventhttpclient", "msgspec", "requests")
 
 
 def host_facts() -> dict[str, Any]:
@@ -56,12 +57,27 @@ def memory_bytes() -> int | None:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that shape the load."""
     found = {"python": platform.python_version()}
+    if (own := project_version()) is not None:
+        found["faceoff"] = own
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
     return found
+
+
+def project_version() -> str | None:
+    """Faceoff's own version: as installed, else as its checkout says."""
+    try:
+        return version("faceoff")
+    except PackageNotFoundError:
+        pass
+    try:
+        checkout = Path(__file__).parents[1] / "pyproject.toml"
+        return str(tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]["version"])
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError):
+        return None
 
 
 def git_commit(folder: Path | None = None) -> str | None:
