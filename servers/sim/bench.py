@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -118,10 +119,9 @@ def _process(pid: int) -> tuple[float, float]:
     return cpu, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def measure(streams: int, rate: float, seconds: float) -> Result:
-    """Offer ``rate`` chunks/s over ``streams`` streams for about ``seconds`` of wall time."""
-    step = streams / rate * _SCALE
-    tokens = max(2, round(rate * seconds / streams))
+@contextmanager
+def _server(step: float, streams: int) -> Iterator[tuple[int, int]]:
+    """Port and process id of a simulator whose steps take ``step`` model seconds."""
     with tempfile.TemporaryDirectory() as folder:
         calibration = Path(folder) / "bench.toml"
         calibration.write_text(_CALIBRATION.format(step=step))
@@ -130,15 +130,36 @@ def measure(streams: int, rate: float, seconds: float) -> Result:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                port = int(process.stdout.readline().rsplit(":", 1)[1])
-                before, _ = _process(process.pid)
-                start = time.monotonic()
-                errors = asyncio.run(_load(port, streams, tokens))
-                took = time.monotonic() - start
-                after, memory = _process(process.pid)
-                page = asyncio.run(_get(port, "/metrics"))
+                yield int(process.stdout.readline().rsplit(":", 1)[1]), process.pid
             finally:
                 process.terminate()
+
+
+def soak(requests: int, batch: int = 500) -> tuple[float, float, int]:
+    """Megabytes after a tenth of ``requests`` and after all of them, and the number that failed."""
+    with _server(0.001, batch) as (port, pid):
+        errors = done = 0
+        early = memory = 0.0
+        while done < requests:
+            errors += asyncio.run(_load(port, batch, 2))
+            done += batch
+            _, memory = _process(pid)
+            if done <= max(batch, requests // 10):
+                early = memory
+    return early, memory, errors
+
+
+def measure(streams: int, rate: float, seconds: float) -> Result:
+    """Offer ``rate`` chunks/s over ``streams`` streams for about ``seconds`` of wall time."""
+    step = streams / rate * _SCALE
+    tokens = max(2, round(rate * seconds / streams))
+    with _server(step, streams) as (port, pid):
+        before, _ = _process(pid)
+        start = time.monotonic()
+        errors = asyncio.run(_load(port, streams, tokens))
+        took = time.monotonic() - start
+        after, memory = _process(pid)
+        page = asyncio.run(_get(port, "/metrics"))
     chunks = streams * tokens
     return Result(
         streams=streams,
@@ -161,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[256, 1000])
     parser.add_argument("--rate", type=float, default=30_000, help="chunks per second offered")
     parser.add_argument("--seconds", type=float, default=8, help="wall time of one measurement")
+    parser.add_argument("--soak", type=int, default=0, help="then this many short requests, for their memory")
     arguments = parser.parse_args(argv)
     failed = 0
     for streams in arguments.streams:
@@ -172,6 +194,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{result.cpu_us_per_chunk} us CPU per chunk, late p50 <= {result.late_p50_ms:g} ms, "
             f"p99 <= {result.late_p99_ms:g} ms, {result.memory_mb} MB, {result.errors} errors",
             flush=True,
+        )
+    if arguments.soak:
+        early, late, errors = soak(arguments.soak)
+        failed += errors
+        print(
+            f"{arguments.soak} requests: {early:.1f} MB after a tenth, {late:.1f} MB at the end, "
+            f"{errors} errors"
         )
     return 1 if failed else 0
 

@@ -127,5 +127,8 @@ class Driver:
         for output in self.engine.finish():
             sink: Sink = output.request.sink  # type: ignore[assignment]
             sink.push(output.tokens, output.finished)
+            if output.finished:
+                # Request and sink hold each other; parted, they need no garbage collection.
+                output.request.sink = None
             late(max(0.0, monotonic() - due))
             observe(output)

@@ -119,6 +119,10 @@ class Exchange:
         self._protocol.write(data + b"0\r\n\r\n" if self.version == "1.1" else data)
         self._protocol.done(self)
 
+    def release(self) -> None:
+        """Nobody needs to be told anything any more."""
+        self.on_gone = self.on_room = None
+
     def cut(self) -> None:
         """Break the connection in the middle."""
         self._protocol.cut()
@@ -135,7 +139,7 @@ class HttpProtocol(asyncio.Protocol):
         self._handle = handle
         self._connections = connections
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._queue: deque[Exchange] = deque()
         self.exchange: Exchange | None = None
         self.congested = False
@@ -163,9 +167,13 @@ class HttpProtocol(asyncio.Protocol):
         self._transport = None
         self._queue.clear()
         exchange, self.exchange = self.exchange, None
-        if exchange is not None and exchange.on_gone is not None:
-            exchange.on_gone()
+        if exchange is not None:
+            if exchange.on_gone is not None:
+                exchange.on_gone()
+            exchange.release()
         self.write = _nowhere
+        # Parser and protocol hold each other; parted, they need no garbage collection.
+        self._parser = None
 
     def pause_writing(self) -> None:
         """asyncio callback."""
@@ -179,6 +187,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio callback."""
+        if self._parser is None:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -222,11 +232,13 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """llhttp callback."""
+        parser = self._parser
+        assert parser is not None
         target = b"".join(self._target).decode("latin-1")
-        method = self._parser.get_method().decode("latin-1")
+        method = parser.get_method().decode("latin-1")
         exchange = Exchange(self, method, target, self._headers, b"".join(self._body))
-        exchange.version = self._parser.get_http_version()
-        exchange.keep_alive = self._parser.should_keep_alive()
+        exchange.version = parser.get_http_version()
+        exchange.keep_alive = parser.should_keep_alive()
         self._reset()
         if len(self._queue) >= _PIPELINE:
             raise _TooLarge(429, "Too many requests in flight on one connection.")
@@ -242,6 +254,7 @@ class HttpProtocol(asyncio.Protocol):
     def done(self, exchange: Exchange) -> None:
         """The response has been written."""
         self.exchange = None
+        exchange.release()
         if not exchange.keep_alive:
             self.close()
         elif self._queue:
