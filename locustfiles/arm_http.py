@@ -17,7 +17,7 @@ import requests
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
-from locustfiles.arms import Arm, ArmError, auth_headers, key_variable
+from locustfiles.arms import Arm, ArmError, auth_headers, ca_bundle, key_variable
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -84,8 +84,7 @@ class ArmHttp:
         self.headers = auth_headers(arm.name, environ)
         self.session = requests.Session()
         self.session.trust_env = False
-        # A private CA is named as for curl and Python.
-        self.session.verify = environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or True
+        self.session.verify = ca_bundle(environ)
 
     def close(self) -> None:
         """Close the connections."""
@@ -155,9 +154,20 @@ class ArmHttp:
             ) from None
 
     def version(self) -> dict[str, Any]:
-        """``/version`` (vLLM and the simulator), {} where there is none."""
+        """``/version`` (vLLM and the simulator), {} where there is none.
+
+        Of a proxy: what the servers behind it agree in.
+        """
+        answers = [self._version(server) for server in self.arm.servers]
+        return {
+            key: value
+            for key, value in answers[0].items()
+            if all(key in a and a[key] == value for a in answers)
+        }
+
+    def _version(self, server: str) -> dict[str, Any]:
         try:
-            response = self._request("GET", self.arm.url + "/version")
+            response = self._request("GET", server + "/version")
             answer = response.json() if response.status_code == 200 else {}
         except (ArmError, ValueError):
             return {}
@@ -184,17 +194,22 @@ class ArmHttp:
         except (ArmError, ValueError, AttributeError):
             return False
 
-    def set_clock_scale(self, scale: float, patience_s: float = 10.0) -> float:
-        """Set a simulator's clock scale; it refuses while requests are in flight, so try again for a while.
+    def set_clock_scale(self, scale: float, patience_s: float = 10.0) -> None:
+        """Set a simulator's clock scale (a proxy's: of all simulators behind it).
+
+        It refuses while requests are in flight, so try again for a while.
 
         Raises:
             ArmError: if it does not take it.
         """
-        deadline = time.monotonic() + patience_s
+        for server in self.arm.servers:
+            self._set_clock_scale(server, scale, time.monotonic() + patience_s)
+
+    def _set_clock_scale(self, server: str, scale: float, deadline: float) -> None:
         while True:
-            response = self._request("POST", self.arm.url + "/clock_scale", json={"clock_scale": scale})
+            response = self._request("POST", server + "/clock_scale", json={"clock_scale": scale})
             if response.status_code == 200:
-                return float(response.json()["clock_scale"])
+                return
             if response.status_code != 409 or time.monotonic() > deadline:
                 raise ArmError(
                     f"arm {self.arm.name}: clock scale {scale:g} refused, HTTP {response.status_code}: "

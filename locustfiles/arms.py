@@ -42,6 +42,13 @@ class Arm:
         """Its metrics are somewhere else: the URL is a proxy's, not a server's."""
         return any(not url.startswith(self.url + "/") for url in self.metrics_urls)
 
+    @property
+    def servers(self) -> list[str]:
+        """Base URLs of the servers that do the work: the arm itself, or those behind a proxy."""
+        if not self.behind_proxy:
+            return [self.url]
+        return [url.removesuffix("/metrics") for url in self.metrics_urls]
+
 
 def parse_arms(text: str) -> list[Arm]:
     """Arms of a space-separated list of specs, in the order given (the first is the base of all ratios).
@@ -139,6 +146,11 @@ def key_variable(arm: str) -> str:
 def api_key(arm: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The arm's API key, its own before the common one; an empty variable counts as unset."""
     return environ.get(key_variable(arm)) or environ.get("FACEOFF_API_KEY") or None
+
+
+def ca_bundle(environ: Mapping[str, str] = os.environ) -> str | bool:
+    """File of a private CA, named as for curl and Python; True for the CAs that everybody trusts."""
+    return environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or True
 
 
 def auth_headers(arm: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

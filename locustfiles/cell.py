@@ -107,7 +107,10 @@ class Cell:
         self._requests = Recorder(folder / "requests.csv", REQUEST_COLUMNS, on_error)
         self._server = Recorder(folder / "server.csv", SERVER_COLUMNS, on_error)
         self.clock = CellClock(time.monotonic_ns(), clock_scale)
-        self._sampler = MetricsSampler(options.metrics_urls, self.clock, self._server, options.headers)
+        own = all(url.startswith(f"{options.host}/") for url in options.metrics_urls)
+        # A proxy's key is none of its backends' business.
+        headers = options.headers if own else {}
+        self._sampler = MetricsSampler(options.metrics_urls, self.clock, self._server, headers)
         self._sampler.start()
 
     # -- users and their sessions --------------------------------------------------------------------------
@@ -182,6 +185,17 @@ class Cell:
         due = time.monotonic_ns() + round(pause_s * 1e9)
         gevent.sleep(pause_s)
         return due
+
+    def lockstep_step(self, session: Session, turn: int) -> tuple[int, int] | None:
+        """The barrier's step that a request belongs to; None where it waits for nobody.
+
+        The two requests that seed a shared prefix come before everybody's first step.
+        """
+        if self.lockstep is None:
+            return None
+        if self.point.prefix and session.number == 0 and session.user == 0:
+            return None if turn < 3 else (0, 1)
+        return session.number, turn
 
     def seeded(self) -> None:
         """The shared prefix has been sent, or could not be: everybody may start."""

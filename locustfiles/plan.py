@@ -111,7 +111,7 @@ def check_plan(plan: Plan) -> None:
         raise PlanError(f"seed: {plan.seed} is negative")
     if not plan.workloads:
         raise PlanError("workloads: none named")
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, int]] = set()
     for index, grid in enumerate(plan.workloads):
         where = f"workloads[{index}]"
         if grid.workload not in WORKLOADS:
@@ -123,9 +123,12 @@ def check_plan(plan: Plan) -> None:
                 read_point(grid.workload, point)
             except ValueError as error:
                 raise PlanError(f"{where}.points: {error}") from None
-            if (grid.workload, point) in seen:
-                raise PlanError(f"{where}.points: {grid.workload} {point} is named twice")
-            seen.add((grid.workload, point))
+            for users in dict.fromkeys(grid.users or plan.users):
+                if (grid.workload, point, users) in seen:
+                    raise PlanError(
+                        f"{where}.points: {grid.workload} {point} at {users} users is named twice"
+                    )
+                seen.add((grid.workload, point, users))
         if grid.users is not None:
             _levels(f"{where}.users", grid.users)
         if not grid.users and not plan.users:
@@ -171,8 +174,13 @@ def turn_knobs(
         changed.workloads = [grid for grid in changed.workloads if grid.workload in workloads]
     if users is not None:
         changed.users = list(users)
+        named_points: set[tuple[str, str]] = set()
         for grid in changed.workloads:
+            # Grids that shared a point at other levels now share its levels: each point stays once.
             grid.users = None
+            grid.points = [p for p in grid.points if (grid.workload, p) not in named_points]
+            named_points |= {(grid.workload, point) for point in grid.points}
+        changed.workloads = [grid for grid in changed.workloads if grid.points]
     if sessions is not None:
         changed.sessions = sessions
         for grid in changed.workloads:
@@ -198,13 +206,15 @@ def fewest_sessions(users: int) -> int:
     return max(1, math.ceil(2 / users))
 
 
-def arm_order(arms: Sequence[str], repeat: int) -> list[str]:
-    """Order of the arms in the blocks of a repeat (from 1): rotated by one each time.
+def arm_order(arms: Sequence[str], place: int, repeat: int) -> list[str]:
+    """Order of the arms in a block: rotated by one from block to block, and from repeat to repeat.
 
-    Two arms: AB, BA, AB. With n arms every arm comes first, and at every other place, once in n repeats, so
-    that a drift within a block does not always favour the same arm.
+    ``place`` is the block's place within its repeat, from 0; repeats count from 1. Two arms: AB, BA, AB along
+    a repeat, and AB, BA, AB over the repeats of the first point (BA, AB, BA of the second). With n arms every
+    arm comes first, and at every other place, once in n repeats of a point, so that a drift within a block
+    does not always favour the same arm.
     """
-    shift = (repeat - 1) % len(arms)
+    shift = (place + repeat - 1) % len(arms)
     return [*arms[shift:], *arms[:shift]]
 
 
@@ -218,12 +228,13 @@ def expand(plan: Plan, arms: Sequence[str]) -> list[CellRecord]:
     cells: list[CellRecord] = []
     block = 0
     for repeat in range(1, plan.repeats + 1):
+        first_block = block
         for grid in plan.workloads:
             for text in grid.points:
                 point = read_point(grid.workload, text)
                 for users in grid.users or plan.users:
                     sessions = grid.sessions or plan.sessions or default_sessions(users, point.turns)
-                    for arm in arm_order(arms, repeat):
+                    for arm in arm_order(arms, block - first_block, repeat):
                         cells.append(
                             CellRecord(
                                 id=cell_id(grid.workload, point.text, users, repeat, arm),

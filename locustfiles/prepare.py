@@ -101,6 +101,14 @@ def lay_out(
     speeds = {record.name: estimate.speed_of(record.probe) for record in records}
     speeds |= {name: estimate.Speed() for name in names if name not in speeds}
     all_simulated = bool(records) and all(record.probe.simulated for record in records)
+    proxies = [record.name for record in records if record.is_proxy]
+    notes: list[str] = []
+    if all_simulated and proxies and forced_scale is None:
+        forced_scale = 1.0
+        notes.append(
+            f"{' and '.join(proxies)}: a real proxy, whose time is wall time; the simulated servers run in real "
+            "time too (--clock-scale says otherwise, and multiplies what the proxy costs)"
+        )
     cells = expand(plan, names)
     for cell in cells:
         if all_simulated:
@@ -112,7 +120,10 @@ def lay_out(
         point = read_point(cell.workload, cell.point)
         cell.start_spread_s = estimate.start_spread(point, list(speeds.values()), cell.users)
         cell.pause_s = estimate.reading_pause(point, list(speeds.values()))
-    cells, notes = estimate.fit_sessions(cells, speeds, estimate.minutes_of(plan, all_simulated))
+    cells, remarks = estimate.fit_sessions(
+        cells, speeds, estimate.minutes_of(plan, all_simulated and forced_scale != 1.0)
+    )
+    notes += remarks
     for record in records:
         longest = max(cells, key=_longest_prompt)
         limit = record.probe.max_model_len

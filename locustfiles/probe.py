@@ -166,6 +166,9 @@ def _probe(
         http, probe, dropped, tokens_per_word=(first.prompt_tokens or 1.5 * SHORT_WORDS) / SHORT_WORDS
     )
     notes += _read_counters(arm.name, probe, before, http.metrics())
+    if len(arm.servers) > 1:
+        # Three requests to a pool met whichever of its servers; a follow-up may meet another one.
+        probe.prefix_caching = None
     return probe, notes
 
 
@@ -330,7 +333,8 @@ _FREE_WITH = {"caching": {"enable_prefix_caching", "mamba_cache_mode"} | _BLOCKS
 def difference_notes(records: Sequence[ArmRecord]) -> list[str]:
     """Where two arms differ beyond their declared factors: the comparison then measures that too."""
     notes: list[str] = []
-    for one, two in combinations(records, 2):
+    # A proxy's settings are its servers'.
+    for one, two in combinations([record for record in records if not record.is_proxy], 2):
         free = set(_ALWAYS_FREE)
         for factor, settings in _FREE_WITH.items():
             if one.declared.get(factor) != two.declared.get(factor):

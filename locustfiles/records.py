@@ -183,6 +183,13 @@ class ArmRecord(msgspec.Struct, kw_only=True):
     """What the profile or the user says it is: ``caching`` on|off, ``drafts`` "0".., ``device``."""
     probe: ArmProbe
 
+    @property
+    def is_proxy(self) -> bool:
+        """Its metrics are elsewhere: it hands requests on to the servers there."""
+        return bool(self.metrics_urls) and not all(
+            url.startswith(self.url + "/") for url in self.metrics_urls
+        )
+
 
 class CellRecord(msgspec.Struct, kw_only=True):
     """One planned cell. ``order`` is its place in the run, from 0; ``block`` groups the arms' cells."""

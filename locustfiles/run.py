@@ -147,11 +147,13 @@ def death(arm: Arm, why: str) -> str:
 
 
 def start_anew(arm: str) -> bool:
-    """Start a dead arm with the launcher's own command, if the launcher gave one (``FACEOFF_RESTART``).
+    """Start a dead arm with the launcher's own command, if the launcher gave one.
 
-    The command gets the arm's name as its last word; it says what it does on stderr.
+    ``FACEOFF_RESTART_<ARM>``, else ``FACEOFF_RESTART``. The command gets the arm's name as its last word; it
+    says what it does on stderr.
     """
-    command = shlex.split(os.environ.get("FACEOFF_RESTART", ""))
+    own = "FACEOFF_RESTART_" + arm.upper().replace("-", "_")
+    command = shlex.split(os.environ.get(own) or os.environ.get("FACEOFF_RESTART", ""))
     if not command:
         return False
     say(f"starting arm {arm} anew")
@@ -176,7 +178,25 @@ class Watch:
         """Arm -> why it will not be loaded any more."""
 
     def look(self, name: str) -> str | None:
-        """None if the arm is alive; else why not. Afterwards the arm is up again, or in ``dead``."""
+        """None if the arm is alive; else why not. Afterwards the arm is up again, or in ``dead``.
+
+        A proxy is only as alive as the arms behind it.
+        """
+        gone = self._look_at(name)
+        for other in self._behind(name):
+            found = self._look_at(other)
+            if other in self.dead and name not in self.dead:
+                self.dead[name] = f"behind {name}: {self.dead[other]}"
+            gone = gone or found
+        return self.dead.get(name, gone)
+
+    def _behind(self, name: str) -> list[str]:
+        arms = self._run.arms
+        return [
+            other.name for other in arms.values() if other.name != name and other.url in arms[name].servers
+        ]
+
+    def _look_at(self, name: str) -> str | None:
         if name in self.dead:
             return self.dead[name]
         why = alive(self.clients[name])

@@ -19,6 +19,7 @@ from locust import events
 from locust.env import Environment
 from locust.exception import StopTest
 
+from locustfiles.arms import ca_bundle
 from locustfiles.arrival_clock import kernel_stamps_work
 from locustfiles.cell import Cell
 from locustfiles.locust_csv import FinalCsv
@@ -180,16 +181,20 @@ class _ServerFacts:
     @staticmethod
     def _clock_scale(options: CellOptions) -> float:
         try:
-            facts = requests.get(f"{options.host}/version", headers=options.headers, timeout=10).json()
+            facts = _get(options, "/version").json()
         except ValueError:
             return 1.0
         scale = facts.get("clock_scale") if isinstance(facts, dict) else None
         return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
 
 
+def _get(options: CellOptions, path: str) -> requests.Response:
+    return requests.get(options.host + path, headers=options.headers, timeout=10, verify=ca_bundle())
+
+
 def _choose_model(options: CellOptions) -> str:
     url = f"{options.host}/v1/models"
-    answer = requests.get(url, headers=options.headers, timeout=10)
+    answer = _get(options, "/v1/models")
     try:
         models = [str(entry["id"]) for entry in answer.json()["data"]]
     except (ValueError, KeyError, TypeError):

@@ -9,6 +9,7 @@ import gevent
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from locustfiles.arms import ca_bundle
 from locustfiles.attempt import CellClock
 from locustfiles.recorder import Recorder
 from locustfiles.records import ServerSample
@@ -70,6 +71,7 @@ class MetricsSampler:
         self._recorder = recorder
         self._http = requests.Session()
         self._http.headers.update(headers)
+        self._http.verify = ca_bundle()
         self._mute: set[str] = set()
         self._greenlet: gevent.Greenlet[[], None] | None = None
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 import requests
 
+from locustfiles.arms import ca_bundle
 from locustfiles.body import Message, chat_body
 
 #: Seconds. The tokens of a long prompt take a moment; a server busy with other work takes longer.
@@ -215,6 +216,7 @@ class TokenCounter:
             session = requests.Session()
             # Neither proxies nor .netrc of the environment: the load itself uses none of them.
             session.trust_env = False
+            session.verify = ca_bundle()
             session.headers.update(self._headers)
         try:
             yield session

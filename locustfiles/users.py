@@ -107,7 +107,7 @@ class ChatUser(User):
         intended_ns = session.intended_ns if turn == 1 else self.cell.await_turn(session, turn)
         began = time.monotonic_ns()
         try:
-            self._attempt(attempt, request, intended_ns)
+            self._attempt(session, attempt, request, intended_ns)
         except BaseException as stop:
             if attempt.watch is not None and attempt.watch.sent_ns:
                 attempt.censored = f"cut short by the end of the run ({type(stop).__name__})"
@@ -133,12 +133,13 @@ class ChatUser(User):
 
     # -- the attempt ---------------------------------------------------------------------------------------
 
-    def _attempt(self, attempt: Try, request: bytes, intended_ns: int | None) -> None:
+    def _attempt(self, session: Session, attempt: Try, request: bytes, intended_ns: int | None) -> None:
         connection = self._connection
         try:
             attempt.connect_ms = connection.open(_CONNECT_TIMEOUT_S)
-            if self.cell.lockstep is not None:
-                attempt.intended_ns = self.cell.lockstep.wait(self.number, (attempt.session, attempt.turn))
+            step = self.cell.lockstep_step(session, attempt.turn)
+            if self.cell.lockstep is not None and step is not None:
+                attempt.intended_ns = self.cell.lockstep.wait(self.number, step)
                 attempt.connect_ms += connection.open(_CONNECT_TIMEOUT_S)  # it may have idled too long
             else:
                 attempt.intended_ns = intended_ns

@@ -171,7 +171,7 @@ def panels(
         caption += "; large hollow markers are the reference case's published numbers"
     if len(points_of(judgement, workload)) > PANELS:
         caption += f"; the first {PANELS} of {len(points_of(judgement, workload))} points"
-    if workload == "multi_turn":
+    if workload != "single_turn":
         paces = {point_items(point).get("pace", "independent") for point in points}
         caption += f". Pace: {' and '.join(sorted(paces))}"
     return drawing(judgement, name, title, f"{caption}.", figure)

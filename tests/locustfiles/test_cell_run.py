@@ -185,6 +185,19 @@ def test_lockstep_users_start_each_turn_together(cached, tmp_path):
     assert all(len({r.intended_ms for r in group}) == 1 for group in by_step.values())
 
 
+def test_lockstep_behind_a_shared_prefix_seeds_first_and_then_starts_together(cached, tmp_path):
+    point = "prefix=4096,suffix=128,output=32,pace=lockstep"
+    run_cell("shared_prefix", cached, tmp_path, "--point", point, "--sessions", "2", users=6)
+    rows = rows_of(tmp_path)
+    assert sum(r.phase == "measure" for r in rows) == 6 * 2
+    seeding = [r for r in rows if r.session == 0 and r.user == 0 and r.turn < 3]
+    warming = [r for r in rows if r.session == 0 and r not in seeding]
+    assert (len(seeding), len(warming)) == (2, 6)
+    assert min(r.start_ms for r in warming) >= max(r.end_ms for r in seeding)
+    for session in (1, 2):
+        assert len({r.intended_ms for r in rows if r.session == session}) == 1
+
+
 def test_open_loop_starts_when_planned_whatever_the_server_does(cached, plain, tmp_path):
     """The same arrivals on both arms; a pool that is too small shows as lateness, not as less load."""
     point = "prompt=512,output=64,rate=2"

@@ -35,9 +35,13 @@ def test_load_is_three_workloads_three_repeats_in_alternating_order() -> None:
         ("shared_prefix", "prefix=8192", 16),
         ("multi_turn", "context=8192", 16),
     }
-    for workload in ("single_turn", "shared_prefix", "multi_turn"):
-        mine = [(cell.repeat, cell.arm) for cell in cells if cell.workload == workload]
-        assert mine == [(1, "cache"), (1, "mtp"), (2, "mtp"), (2, "cache"), (3, "cache"), (3, "mtp")]
+    # The order of arms alternates from block to block, and over the repeats of each point.
+    assert [cell.arm for cell in cells] == ["cache", "mtp", "mtp", "cache"] * 4 + ["cache", "mtp"]
+    assert [cell.repeat for cell in cells] == [1] * 6 + [2] * 6 + [3] * 6
+    for workload, first in (("single_turn", "cache"), ("shared_prefix", "mtp"), ("multi_turn", "cache")):
+        mine = [cell.arm for cell in cells if cell.workload == workload]
+        other = "mtp" if first == "cache" else "cache"
+        assert mine == [first, other, other, first, first, other]
     assert cells[0].id == "single_turn.prompt=1024.u16.r1.cache"
     assert [cell.turns for cell in cells[:6]] == [1, 1, 1, 1, 3, 3]
 
@@ -62,7 +66,7 @@ def test_the_seed_plan_is_the_grid_of_the_reference_case() -> None:
         "shared_prefix": 24,
         "multi_turn": 50,
     }
-    assert all(("pace=lockstep" in cell.point) == (cell.workload == "multi_turn") for cell in cells)
+    assert all(("pace=lockstep" in cell.point) == (cell.workload != "single_turn") for cell in cells)
 
 
 @pytest.mark.parametrize("name", plan_names())
@@ -73,9 +77,16 @@ def test_every_plan_that_comes_along_reads(name: str) -> None:
 
 
 def test_every_arm_comes_first_equally_often() -> None:
-    assert [arm_order("AB", repeat) for repeat in (1, 2, 3)] == [["A", "B"], ["B", "A"], ["A", "B"]]
-    for place in range(4):
-        assert {arm_order("ABCD", repeat)[place] for repeat in (1, 2, 3, 4)} == set("ABCD")
+    assert [arm_order("AB", 0, repeat) for repeat in (1, 2, 3)] == [["A", "B"], ["B", "A"], ["A", "B"]]
+    for block in range(3):
+        for place in range(4):
+            assert {arm_order("ABCD", block, repeat)[place] for repeat in (1, 2, 3, 4)} == set("ABCD")
+
+
+def test_a_point_may_stand_in_two_grids_at_other_levels_and_the_users_knob_keeps_it_once() -> None:
+    plan = turn_knobs(load_plan("seed"), users=[8])
+    cells = expand(plan, ["cache", "mtp"])
+    assert len({cell.id for cell in cells}) == len(cells) == 2 * 2 * 8
 
 
 def test_knobs_override() -> None:

@@ -140,14 +140,14 @@ def test_a_workload_without_verdict_blocks_the_mix(tmp_path):
 
 def test_published_numbers_beside_ours(tmp_path):
     times = {"cache": flat(1.02, 1 / 49.9), "mtp": flat(1.7, 1 / 94.9)}
-    levels = [("single_turn", "prompt=1024", 1), ("shared_prefix", "prefix=4096", 1)]
+    levels = [("single_turn", "prompt=1024", 1), ("shared_prefix", "prefix=4096,pace=lockstep", 1)]
     found = {
         (row.what, row.arm): row for row in beside(judged(tmp_path / "r", levels=levels, times=times).run)
     }
     assert {row.arm for row in found.values()} == {"cache", "mtp", "mtp ÷ cache"}
     decode = found[("single prompts, cold, 1K prompt, 1 user: decode rate", "mtp")]
     assert (decode.published, decode.here, round(decode.ratio, 3)) == ("94.9 tok/s", "94.9 tok/s", 1.0)
-    prefix = found[("shared prefix, unique suffixes, 4K prefix, 1 user: TTFT p50", "mtp")]
+    prefix = found[("shared prefix, unique suffixes, 4K prefix, lockstep, 1 user: TTFT p50", "mtp")]
     assert (prefix.published, prefix.here, prefix.ratio) == ("850 ms", "1.70 s", pytest.approx(2.0))
 
 
