@@ -181,7 +181,16 @@ def test_slo_shows_goodput_and_capacity(tmp_path):
 
 
 def test_published_numbers_are_overlaid_where_they_match(tmp_path):
-    html, _ = page(RunBuilder(tmp_path / "run", levels=levels()).write())
+    html, _ = page(
+        RunBuilder(
+            tmp_path / "run",
+            levels=[
+                ("single_turn", "prompt=1024", 1),
+                ("shared_prefix", "prefix=4096,pace=lockstep", 1),
+                ("shared_prefix", "prefix=8192", 1),
+            ],
+        ).write()
+    )
     assert html.count("reference case's published numbers") + html.count("reference case&#39;s") == 2
 
 
