@@ -21,12 +21,13 @@ SLO ?=
 MIX ?=
 MARGIN ?=
 DRY_RUN ?=
+PROXY ?=
 PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := $(shell date -u +%Y%m%dT%H%M%SZ)
 
 # Everything that a make variable says reaches the shell through the environment, never as shell text.
-export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN SLO MIX MARGIN
+export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN PROXY SLO MIX MARGIN
 
 .PHONY: help
 help: ## list the commands
@@ -60,10 +61,15 @@ judge = $(PY) -m reports build $${SLO:+--slo "$$SLO"} $${MIX:+--mix "$$MIX"} $${
 # Run $PLAN against running (URLs in ARMS) or freshly started arms, then judge it.
 define sweep
 	out="results/$(STAMP)-$$(basename "$$PLAN" .toml)"
-	case "$$ARMS" in
+	case "$${PROXY:+proxy }$$ARMS" in
+	    "proxy "*://*) start=(bash servers/proxy.sh "$$ARMS" --) ;;
+	    "proxy "*) start=(bash servers/proxy.sh "$$PROFILE" "$$ARMS" --) ;;
 	    *://*) start=(env "FACEOFF_ARMS=$$ARMS") ;;
 	    *) start=(bash servers/with_arms.sh "$$PROFILE" "$$ARMS" --) ;;
 	esac
+	# PROXY=1: a LiteLLM proxy over the arms is measured as one more; PROXY="proxy affinity": these proxies.
+	case "$$PROXY" in 1 | yes) PROXY=proxy ;; esac
+	export FACEOFF_PROXIES=$$PROXY
 	code=0
 	"$${start[@]}" $(PY) -m locustfiles.sweep --plan "$$PLAN" --out "$$out" --users "$$USERS" \
 	    --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS" --seed "$$SEED" \
@@ -129,6 +135,7 @@ test: .venv/.dev ## everything that needs no GPU, no browser and no vLLM
 .PHONY: bench
 bench: .venv/.dev ## what measuring costs and how wrong it is, beside plain Locust; the simulator's speed
 	@$(PY) -m tests.bench
+	$(PY) -m servers.sim.bench
 
 .PHONY: test-vllm
 test-vllm: .venv/.dev ## real vLLM on the CPU (installs it once: minutes, 2.5 GB)
