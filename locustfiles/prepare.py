@@ -106,8 +106,8 @@ def lay_out(
     if all_simulated and proxies and forced_scale is None:
         forced_scale = 1.0
         notes.append(
-            f"{' and '.join(proxies)}: a real proxy, whose time is wall time; the simulated servers run in real "
-            "time too (--clock-scale says otherwise, and multiplies what the proxy costs)"
+            f"{' and '.join(proxies)}: a real proxy, whose time is wall time: the simulated servers run in "
+            "real time too (--clock-scale says otherwise, and multiplies what the proxy costs)"
         )
     cells = expand(plan, names)
     for cell in cells:

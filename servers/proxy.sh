@@ -62,8 +62,10 @@ done
 FACEOFF_ARMS=$FACEOFF_BACKENDS
 for arm in $ARMS; do
     FACEOFF_ARMS="$FACEOFF_ARMS $(arm_spec "$arm");metrics=${metrics#,}"
-    variable=FACEOFF_API_KEY_$(printf '%s' "$arm" | tr 'a-z-' 'A-Z_')
-    export "$variable=$(cat "$STATE/master-key")"
+    suffix=$(printf '%s' "$arm" | tr 'a-z-' 'A-Z_')
+    export "FACEOFF_API_KEY_$suffix=$(cat "$STATE/master-key")"
+    # A proxy is of another profile than the arms behind it, whose launcher may have set FACEOFF_RESTART.
+    export "FACEOFF_RESTART_$suffix=bash $(printf '%q' "$ROOT/servers/restart.sh") proxy"
 done
 export FACEOFF_ARMS
 
