@@ -8,6 +8,7 @@ from locustfiles.records import ArmRecord, Attempt, parse_point
 from reports import metrics
 from reports.capacity import KV_FULL
 from reports.check import DOUBT, Check, Finding, by_level, roll_up
+from reports.proxies import pool_text
 from reports.read import Cell, Run
 
 HIT_SHARE = 0.95
@@ -80,6 +81,10 @@ def features_as_declared(run: Run) -> list[Check]:
     """Declared features are really on, and only those."""
     checks: list[Check] = []
     for arm in run.manifest.arms:
+        if arm.is_proxy:
+            value = f"not checked: {pool_text(run, arm)}; features are theirs"
+            checks.append(Check(FEATURES, arm.name, None, value, "observed as declared"))
+            continue
         said, seen = declared(arm), observed(run, arm)
         pairs = [(s, o) for s, o in zip(said, seen, strict=True) if s is not None]
         wrong = any(o is not None and s != o for s, o in pairs)
@@ -184,6 +189,10 @@ def follow_ups(run: Run) -> list[Check]:
     for name in run.arms:
         arm = run.arm(name)
         if arm is None:
+            continue
+        if arm.is_proxy:
+            value = f"not checked: {pool_text(run, arm)}; which one a follow-up meets is up to the balancing"
+            checks.append(Check("follow-ups hit", name, None, value, "what the balancing allows"))
             continue
         caching = observed(run, arm)[0]
         findings = {

@@ -18,6 +18,7 @@ from reports.compare import PRIMARY
 from reports.figures import draw_all
 from reports.judge import JudgedCell, Judgement
 from reports.metrics import QUANTILES
+from reports.proxies import pool_text, serving
 from reports.read import Cell
 from reports.verdict import find_capacity, find_crossovers, to_verdict
 
@@ -156,6 +157,7 @@ def arm_lines(judgement: Judgement) -> list[ArmLine]:
     lines: list[ArmLine] = []
     for arm in run.manifest.arms:
         said, seen = declared(arm), observed(run, arm)
+        pool = pool_text(run, arm) if arm.is_proxy else None
         probe = arm.probe
         facts = {
             "model": probe.model,
@@ -176,10 +178,9 @@ def arm_lines(judgement: Judgement) -> list[ArmLine]:
                 name=arm.name,
                 url=arm.url,
                 declared=features_text(said, "not said"),
-                observed=features_text(seen, "unknown"),
-                mismatch=any(
-                    s is not None and o is not None and s != o for s, o in zip(said, seen, strict=True)
-                ),
+                observed=pool or features_text(seen, "unknown"),
+                mismatch=not pool
+                and any(s is not None and o is not None and s != o for s, o in zip(said, seen, strict=True)),
                 facts=[(name, str(value)) for name, value in facts.items() if value not in (None, "")],
             )
         )
@@ -227,6 +228,7 @@ def to_html(judgement: Judgement) -> str:
         "advantage_text": advantage_text,
         "ratio_text": ratio_text,
         "beside": beside(run),
+        "served": serving(run),
         "explanations": explain(judgement),
         "tallies": tally(judgement),
         "arm_lines": arm_lines(judgement),

@@ -9,6 +9,7 @@ from rich.text import Text
 from reports.check import Check
 from reports.classes import WorkloadClass, roll_up
 from reports.judge import Judgement
+from reports.proxies import counts_text
 from reports.recommend import recommend
 from reports.words import range_text
 
@@ -36,6 +37,8 @@ def show(judgement: Judgement, console: Console) -> None:
         if check.failed:
             console.print(failed_text(check))
     console.print(verdict_table(roll_up(judgement)))
+    for line in counts_text(run):
+        console.print(Text(clean(line)))
     advice = recommend(judgement)
     console.print(Text(clean(f"recommendation: {advice.arm or 'none'}. {advice.why}"), style="bold"))
     unchecked = [check for check in judgement.checks if check.ok is None]
