@@ -149,8 +149,11 @@ def api_key(arm: str, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def ca_bundle(environ: Mapping[str, str] = os.environ) -> str | bool:
-    """File of a private CA, named as for curl and Python; True for the CAs that everybody trusts."""
-    return environ.get("REQUESTS_CA_BUNDLE") or environ.get("SSL_CERT_FILE") or True
+    """File of a private CA, named as for curl and Python; True for the CAs that everybody trusts.
+
+    ``SSL_CERT_FILE`` first: it is the one that the load's own connections go by.
+    """
+    return environ.get("SSL_CERT_FILE") or environ.get("REQUESTS_CA_BUNDLE") or True
 
 
 def auth_headers(arm: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -189,7 +189,10 @@ class _ServerFacts:
 
 
 def _get(options: CellOptions, path: str) -> requests.Response:
-    return requests.get(options.host + path, headers=options.headers, timeout=10, verify=ca_bundle())
+    with requests.Session() as session:
+        session.trust_env = False  # no proxies: the load itself uses none
+        session.verify = ca_bundle()
+        return session.get(options.host + path, headers=options.headers, timeout=10)
 
 
 def _choose_model(options: CellOptions) -> str:

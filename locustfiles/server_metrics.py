@@ -71,6 +71,7 @@ class MetricsSampler:
         self._recorder = recorder
         self._http = requests.Session()
         self._http.headers.update(headers)
+        self._http.trust_env = False  # no proxies: the load itself uses none
         self._http.verify = ca_bundle()
         self._mute: set[str] = set()
         self._greenlet: gevent.Greenlet[[], None] | None = None
