@@ -153,7 +153,11 @@ def fit_sessions(
         key: sum(cell_seconds(cell, speeds[cell.arm]) for cell in group) for key, group in groups.items()
     }
     while minutes is not None and sum(costs.values()) > minutes * 60:
-        open_keys = [key for key, group in groups.items() if group[0].sessions > fewest_sessions(key[2])]
+        open_keys = [
+            key
+            for key, group in groups.items()
+            if group[0].sessions > fewest_sessions(key[2], groups[key][0].turns)
+        ]
         if not open_keys:
             break
         key = max(open_keys, key=lambda k: costs[k])

@@ -201,9 +201,14 @@ def default_sessions(users: int, turns: int) -> int:
     return max(3 if turns > 1 else 2, math.ceil(12 / users))
 
 
-def fewest_sessions(users: int) -> int:
-    """Below this, cutting to fit ``minutes`` stops: at least 2 sessions a cell."""
-    return max(1, math.ceil(2 / users))
+def fewest_sessions(users: int, turns: int) -> int:
+    """Below this, cutting to fit ``minutes`` stops: at least 2 sessions a cell.
+
+    6 where several users have follow-ups: now and then one queues behind another's cold first turn, and a
+    median must stand that.
+    """
+    enough = 6 if turns > 1 and users > 1 else 2
+    return max(1, math.ceil(enough / users))
 
 
 def arm_order(arms: Sequence[str], place: int, repeat: int) -> list[str]:

@@ -102,12 +102,12 @@ def test_knobs_override() -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "single", "multi", "fewest"),
-    [(1, 12, 12, 2), (2, 6, 6, 1), (5, 3, 3, 1), (6, 2, 3, 1), (32, 2, 3, 1)],
+    ("users", "single", "multi", "fewest_single", "fewest_multi"),
+    [(1, 12, 12, 2, 2), (2, 6, 6, 1, 3), (5, 3, 3, 1, 2), (6, 2, 3, 1, 1), (32, 2, 3, 1, 1)],
 )
-def test_default_sessions(users: int, single: int, multi: int, fewest: int) -> None:
+def test_default_sessions(users: int, single: int, multi: int, fewest_single: int, fewest_multi: int) -> None:
     assert (default_sessions(users, 1), default_sessions(users, 3)) == (single, multi)
-    assert fewest_sessions(users) == fewest
+    assert (fewest_sessions(users, 1), fewest_sessions(users, 3)) == (fewest_single, fewest_multi)
 
 
 @pytest.mark.parametrize(
