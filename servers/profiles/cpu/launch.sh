@@ -49,4 +49,5 @@ options=(
 )
 # FLAGS is one line of words; none of them holds a space (JSON is written without).
 read -ra flags <<<"${FLAGS-}"
-exec "${command[@]}" "${options[@]}" "${flags[@]}"
+# Server and load generator share the cores here: the generator needs little, but at once.
+exec nice -n 10 "${command[@]}" "${options[@]}" "${flags[@]}"
