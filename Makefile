@@ -22,12 +22,13 @@ MIX ?=
 MARGIN ?=
 DRY_RUN ?=
 PROXY ?=
+SWAP ?=
 PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := $(shell date -u +%Y%m%dT%H%M%SZ)
 
 # Everything that a make variable says reaches the shell through the environment, never as shell text.
-export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN PROXY SLO MIX MARGIN
+export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN PROXY SWAP SLO MIX MARGIN
 
 .PHONY: help
 help: ## list the commands
@@ -73,7 +74,7 @@ define sweep
 	code=0
 	"$${start[@]}" $(PY) -m locustfiles.sweep --plan "$$PLAN" --out "$$out" --users "$$USERS" \
 	    --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS" --seed "$$SEED" \
-	    --model "$$MODEL" --corpus "$$CORPUS" $${DRY_RUN:+--dry-run} || code=$$?
+	    --model "$$MODEL" --corpus "$$CORPUS" $${SWAP:+--swap} $${DRY_RUN:+--dry-run} || code=$$?
 	if [ -e "$$out/manifest.json" ]; then
 	    $(judge) "$$out" || { [ "$$code" -ne 0 ] || code=1; }
 	fi

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from locustfiles import estimate
+from locustfiles import devices, estimate
 from locustfiles.arm_http import one_line
 from locustfiles.arms import Arm, ArmError, auth_headers
 from locustfiles.body import pinned_sampling
@@ -149,6 +149,8 @@ class Setup:
     corpus: Path | None = None
     profile: str | None = None
     clock_scale: float | None = None
+    swap: bool = False
+    """Every arm on every device, see ``devices``."""
     measure: MeasureTables = measure_tables
     command: CellCommand = locust_command
 
@@ -169,6 +171,7 @@ def prepare(setup: Setup, plan: Plan, arms: Sequence[Arm], folder: Path) -> Run:
     certified = float(carried) if isinstance(carried, int | float) and carried > 0 else None
     cells, speeds, remarks = lay_out(plan, list(by_name), records, setup.clock_scale, certified)
     notes += remarks
+    devices.place(cells, arms, setup.swap)
     if len(arms) == 1:
         notes.append("only one arm: there is nothing to compare it with")
     nonce = any(not record.probe.cache_salt for record in records)

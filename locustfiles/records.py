@@ -211,6 +211,8 @@ class CellRecord(msgspec.Struct, kw_only=True):
     start_spread_s: float = 0.0
     pause_s: float = 0.0
     """Mean pause of a user before a follow-up (model time); the same seeded pauses for every arm."""
+    device: str | None = None
+    """Device that the arm was on, where it is known: with a swap control not the same in every repeat."""
     command: list[str] = []
     """The Locust command line of the cell (no secrets: keys travel in the environment)."""
 

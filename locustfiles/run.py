@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from locustfiles.arm_http import ArmHttp
 from locustfiles.arms import Arm, ArmError
 from locustfiles.cell_process import CONSOLE, run_cell
+from locustfiles.devices import Placement, device_variables, placement_of
 from locustfiles.records import CellRecord, Manifest, write_json
 from locustfiles.run_folder import CellResult, last_error_line, read_result
 
@@ -146,20 +147,28 @@ def death(arm: Arm, why: str) -> str:
     return f"arm {arm.name} is gone: {why}; its log {arm.log} says: {last or 'nothing'}"
 
 
-def start_anew(arm: str) -> bool:
-    """Start a dead arm with the launcher's own command, if the launcher gave one.
-
-    ``FACEOFF_RESTART_<ARM>``, else ``FACEOFF_RESTART``. The command gets the arm's name as its last word; it
-    says what it does on stderr.
-    """
+def restart_command(arm: str) -> list[str]:
+    """The launcher's command, if it gave one: ``FACEOFF_RESTART_<ARM>``, else ``FACEOFF_RESTART``."""
     own = "FACEOFF_RESTART_" + arm.upper().replace("-", "_")
-    command = shlex.split(os.environ.get(own) or os.environ.get("FACEOFF_RESTART", ""))
+    return shlex.split(os.environ.get(own) or os.environ.get("FACEOFF_RESTART", ""))
+
+
+def start_anew(arms: Sequence[str], placement: Placement) -> bool:
+    """Start arms anew, dead or alive, on the devices that ``placement`` says.
+
+    The command gets the arms' names as its last words; it says what it does on stderr.
+    """
+    command = restart_command(arms[0])
     if not command:
         return False
-    say(f"starting arm {arm} anew")
+    say(f"starting arm {' and '.join(arms)} anew")
     try:
         done = subprocess.run(
-            [*command, arm], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+            [*command, *arms],
+            env=os.environ | device_variables(placement),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=False,
         )
     except OSError as error:
         say(f"cannot run {command[0]}: {error.strerror}")
@@ -176,6 +185,17 @@ class Watch:
         self.clients = {name: ArmHttp(arm) for name, arm in run.arms.items()}
         self.dead: dict[str, str] = {}
         """Arm -> why it will not be loaded any more."""
+        self.placement = placement_of(run.manifest.cells, 1)
+
+    def move(self, placement: Placement) -> None:
+        """Have every arm on the device that ``placement`` says; where that fails, all are dead."""
+        if placement == self.placement:
+            return
+        self.placement = placement
+        where = ", ".join(f"{arm} on {device}" for arm, device in placement.items())
+        say(f"swapping devices: {where}")
+        if not start_anew(list(placement), placement):
+            self.dead |= dict.fromkeys(placement, f"could not be started again for the swap ({where})")
 
     def look(self, name: str) -> str | None:
         """None if the arm is alive; else why not. Afterwards the arm is up again, or in ``dead``.
@@ -203,7 +223,11 @@ class Watch:
         if why is None:
             return None
         reason = death(self._run.arms[name], why)
-        if name not in self._restarted and start_anew(name) and alive(self.clients[name]) is None:
+        if (
+            name not in self._restarted
+            and start_anew([name], self.placement)
+            and alive(self.clients[name]) is None
+        ):
             self._restarted.add(name)
             self._run.manifest.notes.append(f"{reason}; it was started anew")
         else:
@@ -228,6 +252,7 @@ def run_cells(run: Run) -> dict[str, CellResult]:
     progress = Progress(run)
     width = len(str(len(cells)))
     for cell in cells:
+        watch.move(placement_of(cells, cell.repeat))
         watch.look(cell.arm)
         head = (
             f"[{cell.order + 1:>{width}}/{len(cells)}] {cell.workload} {cell.point} u{cell.users} "

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from locustfiles import estimate
+from locustfiles import devices, estimate
 from locustfiles.arm_http import one_line
 from locustfiles.arms import Arm, ArmError, parse_arms
 from locustfiles.plan import Plan, PlanError, load_plan, plan_names, turn_knobs
@@ -88,6 +88,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--profile", help="where the arms run, for the record")
     add("--clock-scale", type=scale, help="model seconds per wall second of simulated arms (default: chosen)")
     add("--corpus", type=Path, help="text file to build prompts from (default: the one built in)")
+    add("--swap", action="store_true", help="every arm on every device: the arms are started anew in between")
     add("--dry-run", action="store_true", help="list the cells and the time they take, load nothing")
     given: list[str] = []
     values = list(argv)
@@ -153,9 +154,14 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         sessions=args.sessions,
         seed=args.seed,
     )
+    if args.swap:
+        parts = len(devices.placements(choose_arms(args.arms)))
+        plan.repeats = devices.whole_parts(plan.repeats, parts)
     if args.dry_run:
         return dry_run(args, plan)
     arms = choose_arms(args.arms)
+    if args.swap:
+        devices.check_restartable(arms)
     folder = make_run_folder(plan.name, args.out)
     started = time.monotonic()
     run: Run | None = None
@@ -166,6 +172,7 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
             corpus=args.corpus,
             profile=args.profile,
             clock_scale=args.clock_scale,
+            swap=args.swap,
             **stand_ins,
         )
         run = prepare(setup, plan, arms, folder)

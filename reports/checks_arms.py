@@ -8,6 +8,7 @@ from locustfiles.records import ArmRecord, Attempt, parse_point
 from reports import metrics
 from reports.capacity import KV_FULL
 from reports.check import DOUBT, Check, Finding, by_level, roll_up
+from reports.devices import balanced, swap_text, swapped
 from reports.proxies import pool_text
 from reports.read import Cell, Run
 
@@ -137,6 +138,9 @@ def fingerprint(arm: ArmRecord) -> dict[str, str | None]:
 
 def same_device(run: Run) -> list[Check]:
     """Arms on different devices: a slower device would look like a slower configuration."""
+    if swapped(run):
+        limit = "each arm on each device equally often"
+        return [Check("same device", "all", balanced(run), swap_text(run), limit + DOUBT, withholds=False)]
     devices = {arm.name: arm.declared.get("device") for arm in run.manifest.arms}
     told = sorted({device for device in devices.values() if device})
     if run.simulated or len(told) < 2:

@@ -30,7 +30,9 @@ done
 FACEOFF_ARMS=${FACEOFF_ARMS# }
 # The command may call this with an arm's name when that arm died; whoever started the arm stops it as before.
 FACEOFF_RESTART="bash $(printf '%q' "$ROOT/servers/restart.sh") $(printf '%q' "$FACEOFF_PROFILE")"
-export FACEOFF_ARMS FACEOFF_PROFILE FACEOFF_RESTART
+# Arms that were up before belong to somebody: they are not to be moved to another device.
+FACEOFF_STARTED=${STARTED# }
+export FACEOFF_ARMS FACEOFF_PROFILE FACEOFF_RESTART FACEOFF_STARTED
 
 code=0
 if [ -z "$EXIT_SIGNAL" ]; then
