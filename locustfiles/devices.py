@@ -85,7 +85,8 @@ def place(cells: Sequence[CellRecord], arms: Sequence[Arm], swap: bool) -> None:
 
 def placement_of(cells: Sequence[CellRecord], repeat: int) -> Placement:
     """Where the arms are in a repeat, as its cells say."""
-    return {cell.arm: cell.device for cell in cells if cell.repeat == repeat and cell.device is not None}
+    found = {cell.arm: cell.device for cell in cells if cell.repeat == repeat and cell.device is not None}
+    return dict(sorted(found.items()))
 
 
 def device_variables(placement: Placement) -> dict[str, str]:
