@@ -3,8 +3,8 @@
 # CALIBRATION, CLOCK_SCALE and SEED.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-cd "$root"
+# The launcher says where Faceoff is, so that a copy of this folder works anywhere.
+cd "${FACEOFF_ROOT:-$(dirname "${BASH_SOURCE[0]}")/../../..}"
 
 python=python3
 if [[ -x .venv/bin/python ]]; then
@@ -14,7 +14,7 @@ fi
 # FLAGS is one line of words; none of them holds a space (JSON is written without).
 read -ra flags <<<"${FLAGS:-}"
 
-exec "${PYTHON:-$python}" -m servers.sim \
+exec "${FACEOFF_PYTHON:-$python}" -m servers.sim \
   --host "${HOST:-127.0.0.1}" \
   --port "${PORT:?PORT is not set: source an arm file of this profile first}" \
   --served-model-name "${MODEL:-qwen3.8-27b}" \
