@@ -21,13 +21,14 @@ from tests.real.conftest import ARMS, ROOT, Arm
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 BLOCK = 128  # vLLM's on a CPU
+GENERATOR_CHECKS = {"generator healthy", "first tokens stamped alone", "client and server TTFT agree"}
 LOST_BLOCKS = 2  # the last, partial one, and the one that speculation gives up
 
 PLAN = """
 about = "the real 2x2, small"
 repeats = 1
 users = [1]
-sessions = 1
+sessions = 2
 seed = 5
 
 [[workloads]]
@@ -115,7 +116,7 @@ def test_every_cell_is_complete_and_every_attempt_worked(judged: Judged) -> None
         assert read_json(judged.folder / "cells" / cell.id / "done.json", Done).complete, cell.id
     for arm in ARMS:
         rows = judged.rows(arm, "single_turn") + judged.rows(arm, "multi_turn")
-        assert [row.status for row in rows] == ["ok"] * 4
+        assert [row.status for row in rows] == ["ok"] * (2 + 2 * 3)
         assert {row.stamp for row in rows} == {"kernel"}
 
 
@@ -142,33 +143,34 @@ def test_acceptance_is_the_checkpoints_design(judged: Judged, design: dict[str, 
     ]
 
 
-def test_prompts_are_exactly_as_long_as_asked(judged: Judged) -> None:
+def test_prompts_are_as_long_as_asked(judged: Judged) -> None:
+    """To the token where nothing was answered yet; an answer may come back as one token more."""
     for arm in ARMS:
+        assert [row.prompt_tokens for row in judged.rows(arm, "single_turn")] == [512, 512]
+        for row in judged.rows(arm, "multi_turn"):
+            assert row.prompt_tokens_asked == 2048 + 256 * (row.turn - 1)
+            assert 0 <= (row.prompt_tokens or 0) - row.prompt_tokens_asked < row.turn
         for row in judged.rows(arm, "single_turn") + judged.rows(arm, "multi_turn"):
-            assert row.prompt_tokens == row.prompt_tokens_asked, (arm, row.workload, row.turn)
             assert row.output_tokens == row.output_tokens_asked
-        assert [row.prompt_tokens for row in judged.rows(arm, "multi_turn")] == [2048, 2304, 2560]
 
 
 def test_follow_ups_hit_where_there_is_a_cache_and_nowhere_else(judged: Judged) -> None:
     for arm in ARMS:
-        first, *follow_ups = judged.rows(arm, "multi_turn")
-        assert not first.cached_tokens, "a prompt that nobody has sent is cold"
-        before = first.prompt_tokens
-        assert before is not None
-        for row in follow_ups:
+        prompts: dict[tuple[int, int], int] = {}
+        for row in judged.rows(arm, "multi_turn"):
             assert row.prompt_tokens is not None
-            if arm in ("cache", "both"):
-                assert before - LOST_BLOCKS * BLOCK <= (row.cached_tokens or 0) <= row.prompt_tokens
+            prompts[row.session, row.turn] = row.prompt_tokens
+            if row.turn == 1 or arm in ("plain", "mtp"):
+                assert not row.cached_tokens, "a prompt that nobody has sent is cold, and so is no cache"
             else:
-                assert not row.cached_tokens
-            before = row.prompt_tokens
+                before = prompts[row.session, row.turn - 1]
+                assert before - LOST_BLOCKS * BLOCK <= (row.cached_tokens or 0) <= row.prompt_tokens
 
 
 def test_a_cache_answers_follow_ups_sooner(judged: Judged) -> None:
     """Less than a fifth as much to compute; the margin is for what else this machine does."""
     ttft = {
-        arm: statistics.median(row.ttft_ms or 0.0 for row in judged.rows(arm, "multi_turn")[1:])
+        arm: statistics.median(row.ttft_ms or 0.0 for row in judged.rows(arm, "multi_turn") if row.turn > 1)
         for arm in ("plain", "cache")
     }
     assert 0 < ttft["cache"] < 0.6 * ttft["plain"]
@@ -182,18 +184,15 @@ def test_the_verdict_knows_that_this_is_real_and_that_one_repeat_is_none(judged:
     for cell in primary:
         assert cell["winner"] in ("inconclusive", None)
         assert set(cell["values"]) == set(ARMS)
-    hard = [
-        check
-        for check in judged.verdict["certificate"]
-        if check["ok"] is False and "a doubt" not in check["limit"]
-    ]
-    # What a busy machine may do to the load generator is not what is tested here.
-    assert not [check for check in hard if check["check"] not in GENERATOR_CHECKS], hard
+    failed = [line for line in judged.verdict["certificate"] if line["ok"] is False]
+    hard = [line for line in failed if "a doubt" not in line["limit"]]
+    # vLLM computes on all cores here, and may keep the load generator waiting: that is said instead, then.
+    assert {line["check"] for line in hard} <= GENERATOR_CHECKS, hard
+    for cell in primary:
+        reasons = [reason for reason in cell["reasons"] if not reason.startswith("no verdict: ")]
+        assert cell["winner"] is None or "inconclusive: needs 3 repeats" in reasons
     if not hard:
-        assert all("inconclusive: needs 3 repeats" in cell["reasons"] for cell in primary)
-
-
-GENERATOR_CHECKS = ("generator healthy", "first tokens stamped alone", "client and server TTFT agree")
+        assert {cell["winner"] for cell in primary} == {"inconclusive"}
 
 
 def engine_of(arm: str) -> int:
