@@ -155,13 +155,13 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         seed=args.seed,
     )
     if args.swap:
-        parts = len(devices.placements(choose_arms(args.arms)))
-        plan.repeats = devices.whole_parts(plan.repeats, parts)
+        arms = choose_arms(args.arms)
+        if not args.dry_run:
+            devices.check_restartable(arms)
+        plan.repeats = devices.whole_parts(plan.repeats, len(devices.placements(arms)))
     if args.dry_run:
         return dry_run(args, plan)
     arms = choose_arms(args.arms)
-    if args.swap:
-        devices.check_restartable(arms)
     folder = make_run_folder(plan.name, args.out)
     started = time.monotonic()
     run: Run | None = None

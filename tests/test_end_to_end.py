@@ -138,6 +138,8 @@ def test_an_arm_that_dies_is_started_anew_once_and_its_cell_counts_as_failed(pro
         (["USERS=2", "WORKLOADS=nope"], "nope"),
         (["USERS=2", "ARMS=a=http://127.0.0.1:1 b=http://127.0.0.1:2"], "arm a"),
         (["USERS=2", "ARMS=a=http://k:secret@127.0.0.1:1 b=http://127.0.0.1:2"], "credentials"),
+        (["USERS=2", "PROXY=nope", "ARMS=a=http://127.0.0.1:1 b=http://127.0.0.1:2"], "no arm 'nope'"),
+        (["USERS=2", "SWAP=1", "ARMS=a=http://127.0.0.1:1 b=http://127.0.0.1:2"], "not URLs"),
     ],
 )
 def test_user_mistakes_end_in_one_clear_line(knobs, says):
