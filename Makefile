@@ -36,6 +36,8 @@ help: ## list the commands
 	echo
 	echo '  e.g. make load USERS=16'
 	echo '       make load USERS=16 ARMS="a=http://127.0.0.1:8001 b=http://127.0.0.1:8002"'
+	echo '       make load USERS=16 PROXY=1     a LiteLLM proxy over the arms as one more arm'
+	echo '       make load USERS=16 SWAP=1      every arm on every device (docs/servers.md)'
 
 # -- set-up ---------------------------------------------------------------------------------------------
 
