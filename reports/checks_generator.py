@@ -182,14 +182,31 @@ def simulator_on_time(run: Run) -> list[Check]:
     """A simulated server kept to its own schedule."""
     if not run.simulated:
         return []
-    limit = f"mean lateness <= {LATENESS_LIMIT:.0%} of TTFT p50 (model time)"
+    limit = f"clock as set, mean lateness <= {LATENESS_LIMIT:.0%} of TTFT p50 (model time)"
     return per_arm(run, "simulator on time", limit, judge_lateness)
+
+
+def other_clocks(cell: Cell) -> list[float]:
+    """Clock scales that the simulator was seen at besides the cell's: all its durations are then wrong."""
+    mine = cell.done.clock_scale if cell.done else 1.0
+    seen = {
+        value
+        for (_, name, _), values in cell.server.series.items()
+        if name == "faceoff_sim:clock_scale"
+        for _, value in values
+    }
+    return sorted(value for value in seen if abs(value - mine) > 1e-6 * mine)
 
 
 def judge_lateness(cells: Sequence[Cell]) -> Finding:
     """Worst repeat of a level."""
     worst = Finding(None, "the server exports no lateness")
     for cell in cells:
+        others = other_clocks(cell)
+        if others:
+            return Finding(
+                False, f"its clock ran at {others[0]:g} times wall time: something else set it", 1e9
+            )
         total = cell.server.increase("faceoff_sim:lateness_seconds_sum")
         count = cell.server.increase("faceoff_sim:lateness_seconds_count")
         ttft = metrics.statistic(cell, "ttft_p50", None, {})

@@ -353,6 +353,23 @@ def test_a_simulator_that_ran_late(tmp_path):
     assert withheld(judged(tmp_path / "b", samples=samples(0.006)), "simulator on time", "cache")
 
 
+def test_a_simulator_whose_clock_somebody_else_set(tmp_path):
+    def samples(scale):
+        def found(cell):
+            for t, value in ((0.0, 10.0), (4.0, scale if cell.arm == "mtp" else 10.0), (9.0, 10.0)):
+                yield t, "faceoff_sim:clock_scale", "", value
+                yield t, "faceoff_sim:lateness_seconds_sum", "", 0.0
+                yield t, "faceoff_sim:lateness_seconds_count", "", 10.0 * t
+
+        return found
+
+    assert check(judged(tmp_path / "a", samples=samples(10.0)), "simulator on time", "mtp").ok is True
+    other = judged(tmp_path / "b", samples=samples(11.1))
+    assert withheld(other, "simulator on time", "mtp")
+    assert "its clock ran at 11.1 times" in check(other, "simulator on time", "mtp").value
+    assert check(other, "simulator on time", "cache").ok is True
+
+
 def test_a_failure_at_one_level_leaves_the_others_alone(tmp_path):
     def change(cell, row):
         return replace(row, prompt_digest="x") if (cell.arm, cell.users) == ("mtp", 4) else row
