@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 import subprocess
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -35,29 +39,45 @@ users = [4]
 """
 
 
+RESTART_PLAN = """
+about = "long enough to be interrupted, twice"
+repeats = 2
+sessions = 12
+users = [1]
+
+[[workloads]]
+workload = "single_turn"
+points = ["prompt=256,output=64"]
+"""
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """cache and mtp of the sim profile, on ports of their own, and both proxies over them; judged."""
-    folder = tmp_path_factory.mktemp("proxy")
-    profile = folder / "mysim"
-    profile.mkdir()
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sim profile on ports of its own."""
+    folder = tmp_path_factory.mktemp("profile") / "mysim"
+    folder.mkdir()
     for path in (ROOT / "servers/profiles/sim").iterdir():
         text = path.read_text()
         if path.suffix == ".env":
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
-                lines = [
-                    f"PORT={probe.getsockname()[1]}" if line.startswith("PORT=") else line
-                    for line in text.splitlines()
-                ]
-            text = "\n".join(lines) + "\n"
-        (profile / path.name).write_text(text)
-    (folder / "tiny.toml").write_text(PLAN)
-    out = folder / "run"
-    sweep = [".venv/bin/python", "-m", "locustfiles.sweep", "--plan", str(folder / "tiny.toml")]
-    # In real time this would take three minutes; what the proxy costs is not looked at here.
-    sweep += ["--out", str(out), "--clock-scale", "5"]
-    done = launcher("proxy.sh", str(profile), "cache mtp", "--", *sweep, FACEOFF_PROXIES="proxy affinity")
+                text = re.sub(r"(?m)^PORT=.*$", f"PORT={probe.getsockname()[1]}", text)
+        (folder / path.name).write_text(text)
+    return folder
+
+
+def sweep_command(profile: Path, plan: str, out: Path) -> list[str]:
+    """In real time these runs would take minutes; what the proxy costs is not looked at here."""
+    out.with_name("tiny.toml").write_text(plan)
+    sweep = [".venv/bin/python", "-m", "locustfiles.sweep", "--plan", str(out.with_name("tiny.toml"))]
+    return [str(profile), "cache mtp", "--", *sweep, "--out", str(out), "--clock-scale", "5"]
+
+
+@pytest.fixture(scope="module")
+def run(profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cache and mtp, and both proxies over them; judged."""
+    out = tmp_path_factory.mktemp("proxy") / "run"
+    done = launcher("proxy.sh", *sweep_command(profile, PLAN, out), FACEOFF_PROXIES="proxy affinity")
     assert done.returncode == 0, done.stderr
     judged = subprocess.run(
         [".venv/bin/python", "-m", "reports", "build", str(out)],
@@ -153,3 +173,45 @@ def test_the_report_tells_who_served_and_holds_nothing_against_a_proxy(run: Path
         assert of_proxies["cold prompts cold", proxy] is True
         assert of_proxies["prompt lengths as asked", proxy] is True
     assert "Behind the proxy" in (run / "report.html").read_text()
+
+
+def kill_during(process: subprocess.Popen[str], out: Path, cell: str, pid_file: Path) -> None:
+    """Kill a server as soon as a cell has its first rows."""
+    deadline = time.monotonic() + 150
+    while not [path for path in out.glob(f"cells/*.{cell}/requests.csv") if path.stat().st_size > 900]:
+        assert time.monotonic() < deadline, f"no rows in {cell}"
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
+
+
+def test_a_proxy_and_a_server_behind_it_are_started_anew_each_by_its_own_launcher(
+    profile: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = ["bash", "servers/proxy.sh", *sweep_command(profile, RESTART_PLAN, out)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        kill_during(process, out, "r1.proxy", ROOT / "results/servers/proxy/proxy.pid")
+        state = max((ROOT / "results/servers").glob("mysim-*/mtp.pid"), key=lambda path: path.stat().st_mtime)
+        kill_during(process, out, "r2.proxy", state)
+        _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 1, stderr
+    assert "starting arm proxy anew" in stderr
+    assert "starting arm mtp anew" in stderr
+    manifest = read_json(out / "manifest.json", Manifest)
+    assert len([note for note in manifest.notes if note.endswith("it was started anew")]) == 2
+    for cell in manifest.cells:
+        rows = [
+            row
+            for row in read_csv(out / "cells" / cell.id / "requests.csv", Attempt)
+            if row.phase == "measure"
+        ]
+        bad = [row for row in rows if row.status != "ok"]
+        assert len(rows) == 12
+        if cell.arm != "proxy":
+            assert not bad, cell.id
+        elif cell.repeat == 2:  # the proxy that was started anew served some of these
+            assert 0 < len(bad) < 12
+            assert "cache" in {row.server_id for row in rows}
