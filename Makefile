@@ -59,11 +59,18 @@ help: ## list the commands
 
 # -- the main job ---------------------------------------------------------------------------------------
 
-judge = $(PY) -m reports build $${SLO:+--slo "$$SLO"} $${MIX:+--mix "$$MIX"} $${MARGIN:+--margin "$$MARGIN"}
+judging = $${SLO:+--slo "$$SLO"} $${MIX:+--mix "$$MIX"} $${MARGIN:+--margin "$$MARGIN"}
+judge = $(PY) -m reports build $(judging)
 
 # Run $PLAN against running (URLs in ARMS) or freshly started arms, then judge it.
 define sweep
+	PLAN=$${PLAN:-smoke}
 	out="results/$(STAMP)-$$(basename "$$PLAN" .toml)"
+	knobs=(--plan "$$PLAN" --users "$$USERS" --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS"
+	    --seed "$$SEED" --model "$$MODEL" --corpus "$$CORPUS" $${SWAP:+--swap} $${DRY_RUN:+--dry-run})
+	# What can be wrong without a server is said before servers start.
+	$(PY) -m locustfiles.sweep "$${knobs[@]}" --check
+	$(PY) -m reports check $(judging)
 	case "$${PROXY:+proxy }$$ARMS" in
 	    "proxy "*://*) start=(bash servers/proxy.sh "$$ARMS" --) ;;
 	    "proxy "*) start=(bash servers/proxy.sh "$$PROFILE" "$$ARMS" --) ;;
@@ -74,9 +81,7 @@ define sweep
 	case "$$PROXY" in 1 | yes) PROXY=proxy ;; esac
 	export FACEOFF_PROXIES=$$PROXY
 	code=0
-	"$${start[@]}" $(PY) -m locustfiles.sweep --plan "$$PLAN" --out "$$out" --users "$$USERS" \
-	    --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS" --seed "$$SEED" \
-	    --model "$$MODEL" --corpus "$$CORPUS" $${SWAP:+--swap} $${DRY_RUN:+--dry-run} || code=$$?
+	"$${start[@]}" $(PY) -m locustfiles.sweep "$${knobs[@]}" --out "$$out" || code=$$?
 	if [ -e "$$out/manifest.json" ]; then
 	    $(judge) "$$out" || { [ "$$code" -ne 0 ] || code=1; }
 	fi
@@ -84,7 +89,7 @@ define sweep
 endef
 
 .PHONY: load
-load: PLAN = load
+load: override PLAN = load
 load: .venv/.installed ## the main job: three workloads against every arm, three times, and the verdict (USERS=16)
 	@# A profile may be too slow for 16 users (real vLLM on the CPU): it then has its own default.
 	if [ -z "$$USERS" ]; then USERS=$$(cat "servers/profiles/$$PROFILE/default.users" 2>/dev/null || echo 16); fi
@@ -96,7 +101,7 @@ compare: .venv/.installed ## a whole plan: PLAN=smoke|seed|nightly|path.toml (DR
 
 .PHONY: report
 report: .venv/.installed ## judge and render a run again, from its files alone: RUN=latest
-	@$(judge) "$$RUN"
+	@$(judge) "$${RUN:-latest}"
 
 # -- servers --------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ ANSWER_S = 30.0
 #: A first request may wait for a server's own warm-up.
 GENERATE_S = 300.0
 MAX_TEXT = 64 * 1024
+#: A large vLLM's /metrics is a few hundred kilobytes.
+MAX_BODY = 16 * 1024 * 1024
 MAX_LINE = 4 * 1024 * 1024
 
 
@@ -95,10 +97,22 @@ class ArmHttp:
         headers = {"Accept-Encoding": "identity"}
         if url.startswith(self.arm.url + "/"):
             headers |= self.headers
+        whole = not more.pop("stream", False)
+        deadline = time.monotonic() + CONNECT_S + timeout
         try:
-            return self.session.request(
-                method, url, headers=headers, timeout=(CONNECT_S, timeout), allow_redirects=False, **more
+            response = self.session.request(
+                *(method, url),
+                headers=headers,
+                timeout=(CONNECT_S, timeout),
+                allow_redirects=False,
+                stream=True,
+                **more,
             )
+            if whole:
+                # requests would read for as long, and as much, as the server sends.
+                response._content = _bounded(response.raw, deadline)
+                response.close()
+            return response
         except requests.exceptions.SSLError as error:
             raise ArmError(
                 f"arm {self.arm.name}: TLS to {url} failed ({one_line(error, 120)}); "
@@ -106,7 +120,14 @@ class ArmHttp:
             ) from None
         except requests.exceptions.Timeout:
             raise ArmError(f"arm {self.arm.name}: no answer from {url} within {timeout:g} s") from None
-        except (requests.exceptions.RequestException, ValueError) as error:
+        except TooMuch as error:
+            raise ArmError(f"arm {self.arm.name}: {url} {error}; is it an OpenAI server?") from None
+        except (
+            requests.exceptions.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+            ValueError,
+        ) as error:
             raise ArmError(
                 f"arm {self.arm.name}: cannot reach {url} ({_cause(error)}); is the server up?"
             ) from None
@@ -241,6 +262,26 @@ class ArmHttp:
             raise ArmError(f"arm {self.arm.name}: a short request broke off ({_cause(error)})") from None
         finally:
             response.close()
+
+
+class TooMuch(Exception):
+    """An answer that does not end in the time or size that any sane one takes."""
+
+
+def _bounded(raw: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+    """A whole body.
+
+    Raises:
+        TooMuch: behind the deadline (monotonic seconds), or past ``MAX_BODY`` bytes.
+    """
+    body = bytearray()
+    while data := raw.read1(MAX_TEXT, decode_content=True):
+        body += data
+        if len(body) > MAX_BODY:
+            raise TooMuch(f"answers more than {MAX_BODY >> 20} MB")
+        if time.monotonic() > deadline:
+            raise TooMuch("answers without an end")
+    return bytes(body)
 
 
 def _lines(raw: urllib3.BaseHTTPResponse) -> Iterator[tuple[bytes, float]]:

@@ -265,15 +265,17 @@ class Cell:
             self._requests.close()
 
     def write_done(self, exit_code: int) -> None:
-        """Write ``done.json``, after everything else of the cell is on disk."""
+        """Write ``done.json``, after everything else of the cell is on disk.
+
+        A cell that was to measure a number of sessions and was stopped before has none: it did not finish.
+        """
         planned = self.users * self.options.sessions * self.point.turns if self.options.sessions else None
+        if planned is not None and self._measured_sessions < self.users * self.options.sessions:
+            return
         complete = planned is None or self._measured == planned
         reason = None
         if not complete:
-            ended_early = self._measured_sessions < self.users * self.options.sessions
-            reason = f"{self._measured} of {planned} measured attempts" + (
-                ": stopped before the last user had finished" if ended_early else ": conversations broke off"
-            )
+            reason = f"{self._measured} of {planned} measured attempts: conversations broke off"
         write_json(
             self.folder / "done.json",
             Done(

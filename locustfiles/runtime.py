@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +18,7 @@ from locust import events
 from locust.env import Environment
 from locust.exception import StopTest
 
+from locustfiles.adhoc import new_run_folder, write_manifest
 from locustfiles.arms import ca_bundle
 from locustfiles.arrival_clock import kernel_stamps_work
 from locustfiles.cell import Cell
@@ -45,6 +45,7 @@ class Runtime:
         self.environment = environment
         self.cells: dict[str, Cell] = {}
         self._starts = 0
+        self._adhoc_run: Path | None = None
         self._final_csv: FinalCsv | None = None
         self._exit_code = 0
         atexit.register(self._write_last)
@@ -72,7 +73,7 @@ class Runtime:
         parsed = self._parsed
         try:
             options = read_options(parsed, environment.host or _class_host(environment))
-            run = Path("results") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-adhoc"
+            run = new_run_folder()
             facts = _ServerFacts(options)
             self._starts += 1
             cells: dict[str, Cell] = {}
@@ -94,6 +95,9 @@ class Runtime:
                     on_error=self._cannot_write,
                 )
             self.cells = cells
+            if options.cell_dir is None:
+                write_manifest(run, options, cells.values())
+                self._adhoc_run = run
         except SetupError:
             raise
         except (OptionError, ValueError, TokenCountError) as error:
@@ -156,6 +160,11 @@ class Runtime:
         for cell in self.cells.values():
             cell.close()
             cell.write_done(self._exit_code)
+        if self.cells and self._adhoc_run is not None:
+            print(
+                f"faceoff: the rows are in {self._adhoc_run}; "
+                f"to judge them: python -m reports {self._adhoc_run.name}"
+            )
         self.cells = {}
 
 

@@ -89,6 +89,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--clock-scale", type=scale, help="model seconds per wall second of simulated arms (default: chosen)")
     add("--corpus", type=Path, help="text file to build prompts from (default: the one built in)")
     add("--swap", action="store_true", help="every arm on every device: the arms are started anew in between")
+    add("--check", action="store_true", help="check plan and options, ask no server, and end")
     add("--dry-run", action="store_true", help="list the cells and the time they take, load nothing")
     given: list[str] = []
     values = list(argv)
@@ -154,6 +155,8 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         sessions=args.sessions,
         seed=args.seed,
     )
+    if args.check:
+        return 0
     if args.swap:
         arms = choose_arms(args.arms)
         if not args.dry_run:

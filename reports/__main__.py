@@ -23,7 +23,7 @@ from reports.summary import COLUMNS, to_csv
 from reports.terminal import show
 from reports.verdict import to_verdict
 
-COMMANDS = ("build",)
+COMMANDS = ("build", "check")
 
 
 def parse_pairs(text: str, option: str, known: Sequence[str]) -> dict[str, float]:
@@ -51,16 +51,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     root = argparse.ArgumentParser(prog="python -m reports", description="Judge a run from its files.")
     commands = root.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="check the options of build, before hours of load")
     build = commands.add_parser("build", help="write summary.csv, verdict.json and report.html (the default)")
     build.add_argument("run", help="run folder, a name below results/, or latest")
-    build.add_argument("--slo", default="", help="limits in seconds, e.g. ttft=2,tpot=0.05 (adds goodput)")
-    build.add_argument("--mix", default="", help="weights, e.g. multi_turn=0.7,single_turn=0.3")
-    build.add_argument(
-        "--margin",
-        type=float,
-        default=DEFAULT_MARGIN,
-        help="difference of practical importance, relative (default %(default)s)",
-    )
+    for command in (check, build):
+        add = command.add_argument
+        add("--slo", default="", help="limits in seconds, e.g. ttft=2,tpot=0.05 (adds goodput)")
+        add("--mix", default="", help="weights, e.g. multi_turn=0.7,single_turn=0.3")
+        add(
+            "--margin",
+            default=str(DEFAULT_MARGIN),
+            help="difference of practical importance, relative (default %(default)s)",
+        )
     return root
 
 
@@ -70,8 +72,12 @@ def options_from(args: argparse.Namespace) -> Options:
     Raises:
         ReportError: on values that make no sense.
     """
-    if not 0 <= args.margin < 1:
-        raise ReportError(f"--margin: {args.margin} is not between 0 and 1 (0.05 = 5 %)")
+    try:
+        margin = float(args.margin)
+    except ValueError:
+        margin = math.nan
+    if not 0 <= margin < 1:
+        raise ReportError(f"--margin: {args.margin!r} is not a number from 0 to below 1 (0.05 = 5 %)")
     mix = parse_pairs(args.mix, "--mix", list(PRIMARY)) if args.mix else {}
     total = sum(mix.values())
     if mix and total <= 0:
@@ -79,7 +85,7 @@ def options_from(args: argparse.Namespace) -> Options:
     return Options(
         slo=parse_pairs(args.slo, "--slo", LATENCIES) if args.slo else {},
         mix={name: weight / total for name, weight in mix.items()},
-        margin=args.margin,
+        margin=margin,
     )
 
 
@@ -136,6 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
     console = Console(width=width)
     try:
+        if args.command == "check":
+            options_from(args)
+            return 0
         return build(args, console)
     except ReportError as error:
         print(f"reports: {error}", file=sys.stderr)
@@ -143,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"reports: cannot write the report: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("reports: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def event_rate(cell: Cell) -> float:
 def first_tokens_alone(run: Run) -> list[Check]:
     """First tokens were not stamped with the arrival of a later one."""
     limit = (
-        f"<= {COALESCED_LIMIT:.0%} of first tokens share a read with later ones, "
+        f"<= {COALESCED_LIMIT:.0%} of first tokens (or one) share a read with later ones, "
         f"or the chunk gap that each is then late by is <= {GAP_LIMIT:.0%} of TTFT p50"
     )
     return per_arm(run, "first tokens stamped alone", limit, judge_first_tokens, metrics=TTFT_ONLY)
@@ -136,6 +136,8 @@ def judge_first_tokens(cells: Sequence[Cell]) -> Finding:
     if not rows:
         return Finding(None, "no attempt got a token")
     share = late / len(rows)
+    if late == 1:
+        return Finding(True, f"1 of {len(rows)} first tokens coalesced", share)
     text = f"{share:.1%} of {len(rows)} first tokens coalesced"
     if share <= COALESCED_LIMIT:
         return Finding(True, text, share)

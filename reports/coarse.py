@@ -52,7 +52,7 @@ COLUMNS = {
 
 def find_stats(folder: Path) -> list[Path]:
     """Locust's statistics files in a folder and below it."""
-    return sorted(folder.rglob("*_stats.csv"))
+    return sorted(folder.glob("*_stats.csv"))
 
 
 def read_stats(path: Path, folder: Path) -> CoarseTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,17 @@ from reports.proxies import pool_text, serving
 from reports.read import Cell
 from reports.verdict import find_capacity, find_crossovers, to_verdict
 
+#: Control characters (but tab and line end) and the marks that turn the direction of text around them.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(value: object) -> object:
+    """Text without characters that act on a terminal or on the order of the text around them."""
+    if isinstance(value, str):
+        clean = _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+        return Markup(clean) if isinstance(value, Markup) else clean
+    return value
+
 
 def environment() -> jinja2.Environment:
     """Templates with autoescape always on; an undefined name is an error, not an empty string."""
@@ -29,6 +41,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("reports"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=printable,
         trim_blocks=True,
         lstrip_blocks=True,
     )

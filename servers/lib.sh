@@ -74,7 +74,7 @@ arm_names() { # every arm of the profile, space separated
 
 # Sets ARMS: the arms asked for, or those of default.arms. Names are [a-z0-9_-]+, so a space separates them.
 choose_arms() { # arms…
-    local arm
+    local arm named=""
     if [ $# -gt 0 ]; then
         ARMS="$*"
     elif [ -f "$PROFILE_DIR/default.arms" ]; then
@@ -88,6 +88,10 @@ choose_arms() { # arms…
         esac
         [ -f "$PROFILE_DIR/$arm.env" ] ||
             usage_error "profile $PROFILE has no arm '$arm'; there are: $(arm_names)"
+        case " $named " in
+        *" $arm "*) usage_error "arm '$arm' is named twice" ;;
+        esac
+        named="$named $arm"
     done
     [ -n "${ARMS// /}" ] || usage_error "profile $PROFILE has no arms: no .env file in $PROFILE_DIR"
 }

@@ -135,7 +135,11 @@ def test_an_arm_that_dies_is_started_anew_once_and_its_cell_counts_as_failed(pro
         (["USERS=many"], "'many' is not a whole number of at least 1"),
         (["USERS=2", "PROFILE=nope"], "no profile 'nope'"),
         (["USERS=2", "ARMS=cache nope"], "nope"),
+        (["USERS=2", "ARMS=cache cache"], "arm 'cache' is named twice"),
         (["USERS=2", "WORKLOADS=nope"], "nope"),
+        (["USERS=2", "SLO=bogus"], "--slo: 'bogus' is not name=number"),
+        (["USERS=2", "MIX=foo=1"], "--mix: 'foo' is not one of"),
+        (["USERS=2", "MARGIN=x"], "--margin: 'x' is not a number"),
         (["USERS=2", "ARMS=a=http://127.0.0.1:1 b=http://127.0.0.1:2"], "arm a"),
         (["USERS=2", "ARMS=a=http://k:secret@127.0.0.1:1 b=http://127.0.0.1:2"], "credentials"),
         (["USERS=2", "PROXY=nope", "ARMS=a=http://127.0.0.1:1 b=http://127.0.0.1:2"], "no arm 'nope'"),
@@ -147,6 +151,7 @@ def test_user_mistakes_end_in_one_clear_line(knobs, says):
     assert result.returncode != 0
     lines = [line for line in result.stderr.splitlines() if says in line and not line.startswith("make:")]
     assert lines, result.stderr
+    assert "starting on" not in result.stderr  # no server is started for a typing mistake
     assert "Traceback" not in result.stdout + result.stderr
     assert "secret" not in result.stdout + result.stderr
 

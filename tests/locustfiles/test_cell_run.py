@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from locustfiles.prompts import TokenCounter, measure_table
-from locustfiles.records import Attempt, Done, ServerSample, read_csv, read_json
+from locustfiles.records import Attempt, Done, Manifest, ServerSample, read_csv, read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -279,7 +279,7 @@ def make_table(url, path):
     path.write_bytes(msgspec.json.encode(measure_table(counter)))
 
 
-def test_interrupted_cell_keeps_every_finished_attempt_and_says_that_it_is_not_complete(cached, tmp_path):
+def test_interrupted_cell_keeps_every_finished_attempt_and_did_not_finish(cached, tmp_path):
     command = locust_command(
         "single_turn", cached, tmp_path, "--point", "prompt=64,output=16", "--sessions", "100000"
     )
@@ -291,9 +291,7 @@ def test_interrupted_cell_keeps_every_finished_attempt_and_says_that_it_is_not_c
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
     rows = rows_of(tmp_path)
-    done = read_json(tmp_path / "done.json", Done)
-    assert not done.complete
-    assert "stopped before the last user had finished" in done.reason
+    assert not (tmp_path / "done.json").exists()
     statuses = Counter(row.status for row in rows)
     assert set(statuses) <= {"ok", "censored"}
     assert locust_counts(tmp_path) == (statuses["ok"], 0)
@@ -348,7 +346,7 @@ def test_full_disk_ends_the_cell_in_one_line(cached, tmp_path):
     )
     assert result.returncode == 2
     assert result.stderr.count("faceoff: cannot write the results") == 1
-    assert not (tmp_path / "done.json").exists() or not read_json(tmp_path / "done.json", Done).complete
+    assert not (tmp_path / "done.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -446,6 +444,13 @@ def test_web_ui_loads_the_picked_scenario_and_leaves_a_run_folder(cached, tmp_pa
             )
         finally:
             process.terminate()
+    run = done_file.parents[2]
+    assert read_json(run / "manifest.json", Manifest).plan == "adhoc"
+    judged = subprocess.run(
+        [sys.executable, "-m", "reports", str(run)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert judged.returncode == 0, judged.stderr
+    assert (run / "report.html").exists()
     rows = rows_of(done_file.parent)
     assert {row.user for row in rows} == {0, 1, 2}
     assert sum(row.phase == "measure" for row in rows) > 5

@@ -185,7 +185,7 @@ def test_mix_decides_the_recommendation(reports, tmp_path):
         (["run", "--slo", "ttft=nan"], "is not name=number"),
         (["run", "--mix", "chat=1"], "--mix: 'chat' is not one of"),
         (["run", "--mix", "multi_turn=0"], "add up to 0"),
-        (["run", "--margin", "5"], "--margin: 5.0 is not between"),
+        (["run", "--margin", "5"], "--margin: '5' is not a number from 0"),
         (["empty"], "holds no manifest.json"),
         (["unfinished"], "no finished cell yet (18 planned; did not finish"),
         (["broken"], "cannot read the manifest"),

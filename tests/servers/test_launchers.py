@@ -184,6 +184,16 @@ def test_an_unknown_arm_is_named_with_those_there_are(profile: OwnProfile, scrip
     assert answer.stderr == f"error: profile {answer.stderr.split()[2]} has no arm 'oen'; there are: one\n"
 
 
+@pytest.mark.parametrize("script", ["up.sh", "with_arms.sh"])
+def test_an_arm_named_twice_is_refused_before_anything_starts(profile: OwnProfile, script: str) -> None:
+    profile.arm("one")
+    arguments = ["one", "one"] if script == "up.sh" else ["one one", "--", "true"]
+    answer = profile.run(script, *arguments)
+    assert answer.returncode == 2
+    assert "arm 'one' is named twice" in answer.stderr
+    assert not list(profile.state_folder().glob("*.pid"))
+
+
 @pytest.mark.parametrize("script", ["up.sh", "down.sh", "status.sh"])
 def test_an_unknown_profile_is_named_with_those_there_are(script: str) -> None:
     answer = subprocess.run(
