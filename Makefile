@@ -66,8 +66,9 @@ judge = $(PY) -m reports build $(judging)
 define sweep
 	PLAN=$${PLAN:-smoke}
 	out="results/$(STAMP)-$$(basename "$$PLAN" .toml)"
-	knobs=(--plan "$$PLAN" --users "$$USERS" --workloads "$$WORKLOADS" --repeats "$$REPEATS" --sessions "$$SESSIONS"
-	    --seed "$$SEED" --model "$$MODEL" --corpus "$$CORPUS" $${SWAP:+--swap} $${DRY_RUN:+--dry-run})
+	knobs=(--plan "$$PLAN" --users "$$USERS" --workloads "$$WORKLOADS" --repeats "$$REPEATS")
+	knobs+=(--sessions "$$SESSIONS" --seed "$$SEED" --model "$$MODEL" --corpus "$$CORPUS")
+	knobs+=($${SWAP:+--swap} $${DRY_RUN:+--dry-run})
 	# What can be wrong without a server is said before servers start.
 	$(PY) -m locustfiles.sweep "$${knobs[@]}" --check
 	$(PY) -m reports check $(judging)

@@ -94,7 +94,11 @@ def test_the_verdict_says_that_it_is_simulated_and_holds_back_what_three_repeats
     assert primary
     manifest = read_json(out / "manifest.json", Manifest)
     if max(cell.repeat for cell in manifest.cells) < 3:
-        assert all("needs 3 repeats" in " ".join(cell["reasons"]) for cell in primary)
+        assert all(cell["winner"] in (None, "inconclusive") for cell in primary)
+        # A busy machine may fail a check; what holds the verdict back is said either way.
+        for cell in primary:
+            said = " ".join(cell["reasons"])
+            assert "needs 3 repeats" in said or said.startswith("no verdict: "), said
 
 
 def test_launched_servers_are_gone_afterwards(smoke, profile):

@@ -191,7 +191,7 @@ def test_an_arm_named_twice_is_refused_before_anything_starts(profile: OwnProfil
     answer = profile.run(script, *arguments)
     assert answer.returncode == 2
     assert "arm 'one' is named twice" in answer.stderr
-    assert not list(profile.state_folder().glob("*.pid"))
+    assert profile.run("status.sh").stdout.split()[-1] == "down"
 
 
 @pytest.mark.parametrize("script", ["up.sh", "down.sh", "status.sh"])
