@@ -44,7 +44,7 @@ ENGINE_PLAN = """
 about = "long enough to be interrupted, then one more cell per arm"
 repeats = 2
 users = [1]
-sessions = 2
+sessions = 3
 
 [[workloads]]
 workload = "single_turn"
