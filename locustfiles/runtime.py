@@ -44,7 +44,6 @@ class Runtime:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.cells: dict[str, Cell] = {}
-        self._starts = 0
         self._adhoc_run: Path | None = None
         self._final_csv: FinalCsv | None = None
         self._exit_code = 0
@@ -75,7 +74,6 @@ class Runtime:
             options = read_options(parsed, environment.host or _class_host(environment))
             run = new_run_folder()
             facts = _ServerFacts(options)
-            self._starts += 1
             cells: dict[str, Cell] = {}
             for workload in sorted({_workload(user_class) for user_class in environment.user_classes}):
                 point = read_point(workload, options.point or default_point(workload))

@@ -97,7 +97,7 @@ def judge_level(rows: Sequence[Attempt], truth: dict[str, Truth], done: Done) ->
     """Errors of one level from its rows.
 
     Raises:
-        ValueError: if no measured attempt can be compared.
+        ValueError: if no measured attempt can be compared, or the process's CPU time is unknown.
     """
     measured = [row for row in rows if row.phase == "measure"]
     ttft: list[float] = []
@@ -114,7 +114,9 @@ def judge_level(rows: Sequence[Attempt], truth: dict[str, Truth], done: Done) ->
     if not ttft or not tpot:
         raise ValueError("no measured attempt ended well")
     chunks = sum(row.chunks for row in rows)
-    cpu = done.generator.cpu_share or 0.0
+    cpu = done.generator.cpu_share
+    if cpu is None:
+        raise ValueError("the load generator's CPU share was not recorded")
     p99 = float(np.quantile(ttft, 0.99))
     return Level(
         streams=measured[0].users,

@@ -68,6 +68,11 @@ def test_nothing_to_compare_is_an_error_not_a_pass():
         judge_level([row(0, 300.0, 20.0, phase="warmup")], TRUTH, done(0.1))
 
 
+def test_an_unknown_cpu_share_certifies_nothing():
+    with pytest.raises(ValueError, match="CPU share was not recorded"):
+        judge_level([row(0, 300.0, 20.0)], TRUTH, done(None))
+
+
 def test_truth_is_read_from_the_servers_log(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text(
