@@ -23,12 +23,13 @@ MARGIN ?=
 DRY_RUN ?=
 PROXY ?=
 SWAP ?=
+PARALLEL_ARMS ?=
 PYTHON ?= python3
 PY := .venv/bin/python
 STAMP := $(shell date -u +%Y%m%dT%H%M%SZ)
 
 # Everything that a make variable says reaches the shell through the environment, never as shell text.
-export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN PROXY SWAP SLO MIX MARGIN
+export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN PROXY SWAP PARALLEL_ARMS SLO MIX MARGIN
 
 .PHONY: help
 help: ## list the commands
@@ -68,7 +69,7 @@ define sweep
 	out="results/$(STAMP)-$$(basename "$$PLAN" .toml)"
 	knobs=(--plan "$$PLAN" --users "$$USERS" --workloads "$$WORKLOADS" --repeats "$$REPEATS")
 	knobs+=(--sessions "$$SESSIONS" --seed "$$SEED" --model "$$MODEL" --corpus "$$CORPUS")
-	knobs+=($${SWAP:+--swap} $${DRY_RUN:+--dry-run})
+	knobs+=($${SWAP:+--swap} $${PARALLEL_ARMS:+--parallel-arms} $${DRY_RUN:+--dry-run})
 	# What can be wrong without a server is said before servers start.
 	$(PY) -m locustfiles.sweep "$${knobs[@]}" --check
 	$(PY) -m reports check $(judging)
@@ -97,7 +98,7 @@ load: .venv/.installed ## the main job: three workloads against every arm, three
 	$(sweep)
 
 .PHONY: compare
-compare: .venv/.installed ## a whole plan: PLAN=smoke|seed|nightly|path.toml (DRY_RUN=1 lists its cells)
+compare: .venv/.installed ## a whole plan: PLAN=smoke|seed|nightly|small_pool|path.toml (DRY_RUN=1 lists its cells)
 	@$(sweep)
 
 .PHONY: report

@@ -1,4 +1,7 @@
-"""One cell = one child process, in a session of its own, that never outlives the sweep."""
+"""One cell = one child process, in a session of its own, that never outlives the sweep.
+
+Cells of arms that are loaded together run side by side.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from pathlib import Path
 #: Wall seconds that a cell gets to write its last files after SIGTERM, before SIGKILL.
 STOP_SECONDS = 20.0
 
+#: Wall seconds that one child is waited for before the others are looked at.
+LOOK_SECONDS = 0.1
+
 #: Where a cell's stdout and stderr go; kept only where something went wrong.
 CONSOLE = "console.log"
 
@@ -30,52 +36,87 @@ class CellEnd:
     wall_seconds: float
 
 
-def run_cell(
-    command: Sequence[str],
-    folder: Path,
-    *,
-    timeout_s: float,
-    environ: Mapping[str, str] | None = None,
-    stop_s: float = STOP_SECONDS,
-) -> CellEnd:
-    """Run a cell to its end, or to ``timeout_s`` wall seconds.
+@dataclass(frozen=True)
+class CellStart:
+    """A cell that is to run."""
 
-    The child gets its own session, so that Ctrl-C in the terminal reaches only the sweep: the sweep then ends
-    the child in order (SIGTERM, so that it writes its last files; SIGKILL to its whole group when it does
-    not). If the sweep itself is killed, Linux sends the child SIGTERM.
+    command: Sequence[str]
+    folder: Path
+    timeout_s: float
+    """Wall seconds after which it is ended."""
+
+
+class _Child:
+    """The process of one cell."""
+
+    def __init__(self, start: CellStart, environ: Mapping[str, str] | None) -> None:
+        self.begun = time.monotonic()
+        self.start = start
+        self.end: CellEnd | None = None
+        self._console = start.folder / CONSOLE
+        with self._console.open("wb") as output:
+            self.process = subprocess.Popen(
+                list(start.command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=None if environ is None else dict(environ),
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    def wait(self, seconds: float, stop_s: float) -> None:
+        """Wait at most ``seconds`` for the end; end the process where its time is up."""
+        left = self.begun + self.start.timeout_s - time.monotonic()
+        timed_out = False
+        try:
+            self.process.wait(max(0.0, min(seconds, left)))
+        except subprocess.TimeoutExpired:
+            if seconds < left:
+                return
+            timed_out = True
+            _stop(self.process, stop_s)
+        self.end = CellEnd(self.process.returncode, timed_out, time.monotonic() - self.begun)
+
+    def clear(self) -> None:
+        """Kill what is left of the process group; keep the console only where it says something."""
+        _kill_group(self.process.pid)
+        with contextlib.suppress(OSError):
+            if self._console.stat().st_size == 0:
+                self._console.unlink()
+
+
+def run_cells(
+    starts: Sequence[CellStart], *, environ: Mapping[str, str] | None = None, stop_s: float = STOP_SECONDS
+) -> list[CellEnd]:
+    """Run cells side by side, each to its end or to its time limit; the ends in the order of ``starts``.
+
+    Each child gets its own session, so that Ctrl-C in the terminal reaches only the sweep: the sweep then
+    ends the children in order (SIGTERM, so that they write their last files; SIGKILL to the whole group of
+    one that does not). If the sweep itself is killed, Linux sends them SIGTERM.
 
     Raises:
-        KeyboardInterrupt: passed on after the child has ended.
-        OSError: if the command cannot be started or the folder cannot be written.
+        KeyboardInterrupt: passed on after the children have ended.
+        OSError: if a command cannot be started or a folder cannot be written.
     """
-    started = time.monotonic()
-    console = folder / CONSOLE
-    timed_out = False
-    with console.open("wb") as output:
-        child = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=None if environ is None else dict(environ),
-            start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
-        try:
-            try:
-                child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                timed_out = True
-                _stop(child, stop_s)
-        except BaseException:
-            _stop(child, stop_s)
-            raise
-        finally:
-            _kill_group(child.pid)
-    with contextlib.suppress(OSError):
-        if console.stat().st_size == 0:
-            console.unlink()
-    return CellEnd(child.returncode, timed_out, time.monotonic() - started)
+    children: list[_Child] = []
+    try:
+        for start in starts:
+            children.append(_Child(start, environ))
+        while waiting := [child for child in children if child.end is None]:
+            for child in waiting:
+                child.wait(LOOK_SECONDS, stop_s)
+    except BaseException:
+        running = [child.process for child in children if child.end is None]
+        for process in running:
+            process.terminate()
+        for process in running:
+            _stop(process, stop_s)
+        raise
+    finally:
+        for child in children:
+            child.clear()
+    return [child.end for child in children if child.end is not None]
 
 
 def _stop(child: subprocess.Popen[bytes], stop_s: float) -> None:

@@ -1,4 +1,6 @@
-"""The swap control: every arm on every device, so that a slower device is no slower configuration.
+"""Devices: whether arms may be loaded at the same time, and the swap control.
+
+The swap control puts every arm on every device, so that a slower device is no slower configuration.
 
 The devices that the arms declare are handed round between them: in the first part of the repeats each arm is
 where it says, in the next one every arm is on its neighbour's device, and so on, one part per arm. The
@@ -19,8 +21,8 @@ Placement = dict[str, str]
 """Arm -> device."""
 
 
-def placements(arms: Sequence[Arm]) -> list[Placement]:
-    """One placement per arm, the declared one first.
+def devices_apart(arms: Sequence[Arm], what: str) -> list[str]:
+    """The device of each arm. ``what`` asks for it, as the message says.
 
     Raises:
         ArmError: fewer than two arms, an arm without a device, or two arms on one.
@@ -29,17 +31,57 @@ def placements(arms: Sequence[Arm]) -> list[Placement]:
     for arm, device in zip(arms, devices, strict=True):
         if not device:
             raise ArmError(
-                f"arm {arm.name} has no device (DEVICE in its .env): a swap needs one for each arm"
+                f"arm {arm.name} has no device (DEVICE in its .env, ;device= after a URL): {what} needs one "
+                "for each arm"
             )
     if len(set(devices)) < len(devices) or len(devices) < 2:
         raise ArmError(
-            "a swap needs two or more arms, each on a device of its own; these are on "
+            f"{what} needs two or more arms, each on a device of its own; these are on "
             + ", ".join(f"{device} ({arm.name})" for arm, device in zip(arms, devices, strict=True))
         )
+    return devices
+
+
+def placements(arms: Sequence[Arm]) -> list[Placement]:
+    """One placement per arm, the declared one first.
+
+    Raises:
+        ArmError: fewer than two arms, an arm without a device, or two arms on one.
+    """
+    devices = devices_apart(arms, "a swap")
     names = [arm.name for arm in arms]
     return [
         dict(zip(names, [*devices[shift:], *devices[:shift]], strict=True)) for shift in range(len(devices))
     ]
+
+
+def check_parallel(
+    arms: Sequence[Arm], users: int, certificate: Mapping[str, object] | None, remarks: Sequence[str] = ()
+) -> None:
+    """Make sure that arms may be loaded at the same time: on devices of their own, by a generator that can.
+
+    ``users``: the most that one arm gets. ``remarks``: why there is no certificate, where that is known.
+
+    Raises:
+        ArmError: saying what to do.
+    """
+    devices_apart(arms, "--parallel-arms")
+    for arm in arms:
+        if arm.behind_proxy:
+            raise ArmError(
+                f"arm {arm.name} is a proxy: what it loads are other arms; leave out --parallel-arms"
+            )
+    streams = (certificate or {}).get("safe_streams")
+    if not isinstance(streams, int | float):
+        why = f" ({remarks[0]})" if remarks else ""
+        raise ArmError(
+            f"--parallel-arms needs to know what this load generator carries: make selftest first{why}"
+        )
+    if users * len(arms) > streams:
+        raise ArmError(
+            f"--parallel-arms: {len(arms)} arms of {users} users are {users * len(arms)} streams, the "
+            f"self-test of this machine carried {streams:g}; leave it out, or lower the users"
+        )
 
 
 def check_restartable(arms: Sequence[Arm], environ: Mapping[str, str] = os.environ) -> None:

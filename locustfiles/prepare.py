@@ -96,8 +96,12 @@ def lay_out(
     records: Sequence[ArmRecord],
     forced_scale: float | None,
     certified_per_s: float | None = None,
+    together: int = 1,
 ) -> tuple[list[CellRecord], dict[str, estimate.Speed], list[str]]:
-    """The cells in run order with scales, sessions and start spreads, the arms' speeds, and remarks."""
+    """The cells in run order with scales, sessions and start spreads, the arms' speeds, and remarks.
+
+    ``together``: arms that are loaded at the same time.
+    """
     speeds = {record.name: estimate.speed_of(record.probe) for record in records}
     speeds |= {name: estimate.Speed() for name in names if name not in speeds}
     all_simulated = bool(records) and all(record.probe.simulated for record in records)
@@ -114,7 +118,7 @@ def lay_out(
         if all_simulated:
             point = read_point(cell.workload, cell.point)
             cell.clock_scale = forced_scale or estimate.clock_scale(
-                point, list(speeds.values()), cell.users, certified_per_s
+                point, list(speeds.values()), cell.users, certified_per_s, together
             )
     for cell in cells:
         point = read_point(cell.workload, cell.point)
@@ -151,6 +155,8 @@ class Setup:
     clock_scale: float | None = None
     swap: bool = False
     """Every arm on every device, see ``devices``."""
+    parallel_arms: bool = False
+    """The arms' cells of a block side by side."""
     measure: MeasureTables = measure_tables
     command: CellCommand = locust_command
 
@@ -165,12 +171,15 @@ def prepare(setup: Setup, plan: Plan, arms: Sequence[Arm], folder: Path) -> Run:
     records, dropped, notes = probe_all(arms, setup.model)
     by_name = {arm.name: arm for arm in arms}
     host = host_facts()
-    found, remarks = certificate(host["id"])
-    notes += remarks
+    found, missing = certificate(host["id"])
+    notes += missing
     carried = found.get("safe_events_per_s") if found else None
     certified = float(carried) if isinstance(carried, int | float) and carried > 0 else None
-    cells, speeds, remarks = lay_out(plan, list(by_name), records, setup.clock_scale, certified)
+    together = len(arms) if setup.parallel_arms else 1
+    cells, speeds, remarks = lay_out(plan, list(by_name), records, setup.clock_scale, certified, together)
     notes += remarks
+    if setup.parallel_arms:
+        devices.check_parallel(arms, max(cell.users for cell in cells), found, missing)
     devices.place(cells, arms, setup.swap)
     if len(arms) == 1:
         notes.append("only one arm: there is nothing to compare it with")
@@ -189,6 +198,7 @@ def prepare(setup: Setup, plan: Plan, arms: Sequence[Arm], folder: Path) -> Run:
         simulated=any(record.probe.simulated for record in records),
         arms=records,
         cells=cells,
+        parallel_arms=setup.parallel_arms,
         started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         argv=["python", "-m", "locustfiles.sweep", *setup.argv],
         git_commit=git_commit(),

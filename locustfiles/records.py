@@ -237,6 +237,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     simulated: bool = False
     arms: list[ArmRecord]
     cells: list[CellRecord]
+    parallel_arms: bool = False
+    """The cells of a block, one per arm, ran side by side, each arm on a device of its own."""
     started_utc: str
     argv: list[str] = []
     git_commit: str | None = None

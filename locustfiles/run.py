@@ -1,9 +1,14 @@
-"""A run in progress: one Locust process per cell, one arm at a time, and what becomes of each."""
+"""A run in progress: one Locust process per cell, and what becomes of each.
+
+One arm is loaded at a time, unless the manifest says ``parallel_arms``: then the cells of a block run side
+by side.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import shlex
 import shutil
@@ -16,7 +21,7 @@ from pathlib import Path
 
 from locustfiles.arm_http import ArmHttp
 from locustfiles.arms import Arm, ArmError
-from locustfiles.cell_process import CONSOLE, run_cell
+from locustfiles.cell_process import CONSOLE, CellStart, run_cells
 from locustfiles.devices import Placement, device_variables, placement_of
 from locustfiles.records import CellRecord, Manifest, write_json
 from locustfiles.run_folder import CellResult, last_error_line, read_result
@@ -240,66 +245,104 @@ class Watch:
             client.close()
 
 
-def run_cells(run: Run) -> dict[str, CellResult]:
+def groups(manifest: Manifest) -> list[list[CellRecord]]:
+    """Cells in run order, those that run side by side in one list."""
+    if not manifest.parallel_arms:
+        return [[cell] for cell in manifest.cells]
+    return [list(group) for _, group in itertools.groupby(manifest.cells, key=lambda cell: cell.block)]
+
+
+def expected_s(run: Run) -> float:
+    """Wall seconds that the run is expected to take."""
+    return sum(max(run.estimates[cell.id] for cell in group) for group in groups(run.manifest))
+
+
+def run_all(run: Run) -> dict[str, CellResult]:
     """Run all cells in order; returns what became of each. A dead arm's remaining cells are skipped.
 
     Raises:
         OSError: the results folder is full or cannot be written; going on would lose every attempt.
     """
-    cells = run.manifest.cells
     results: dict[str, CellResult] = {}
     watch = Watch(run)
     progress = Progress(run)
-    width = len(str(len(cells)))
-    for cell in cells:
-        watch.move(placement_of(cells, cell.repeat))
-        watch.look(cell.arm)
-        head = (
-            f"[{cell.order + 1:>{width}}/{len(cells)}] {cell.workload} {cell.point} u{cell.users} "
-            f"r{cell.repeat} {cell.arm} … "
-        )
-        if cell.arm in watch.dead:
-            results[cell.id] = CellResult("skipped", 0, cell.measured_planned, watch.dead[cell.arm])
-            progress.took[cell.id] = run.estimates[cell.id]
-            say(f"{head}skipped: {watch.dead[cell.arm]}")
+    for group in groups(run.manifest):
+        watch.move(placement_of(run.manifest.cells, group[0].repeat))
+        for cell in group:
+            watch.look(cell.arm)
+        for cell in group:
+            if cell.arm in watch.dead:
+                results[cell.id] = CellResult("skipped", 0, cell.measured_planned, watch.dead[cell.arm])
+                progress.took[cell.id] = run.estimates[cell.id]
+                say(f"{_head(run, cell)}skipped: {watch.dead[cell.arm]}")
+        live = [cell for cell in group if cell.arm not in watch.dead]
+        if not live:
             continue
-        say(head, end="")
+        if len(live) == 1:
+            say(_head(run, live[0]), end="")
         started = time.monotonic()
-        result = _run_one(run, cell, watch.clients[cell.arm])
-        progress.took[cell.id] = time.monotonic() - started
-        line = f"{progress.took[cell.id]:.1f} s  {result.state} {result.ok}/{result.planned}"
-        if result.state != "ok":
-            line += f" ({result.reason})"
-        if result.ok < result.planned and result.first_error:
-            line += f", first error: {result.first_error}"
-        left = progress.left_s()
-        say(f"{line}, {clock(left)} left" if left else line)
-        if result.ok < result.planned and (gone := watch.look(cell.arm)) is not None:
-            say(gone)
-            result = replace(result, state="failed", reason=gone)
-        results[cell.id] = result
+        found = _run_group(run, live, watch)
+        took = time.monotonic() - started
+        for cell in live:
+            progress.took[cell.id] = took / len(live)
+            line = _told(found[cell.id], took)
+            left = progress.left_s()
+            line = f"{line}, {clock(left)} left" if left else line
+            say(line if len(live) == 1 else _head(run, cell) + line)
+        for cell in live:
+            result = found[cell.id]
+            if result.ok < result.planned and (gone := watch.look(cell.arm)) is not None:
+                say(gone)
+                result = replace(result, state="failed", reason=gone)
+            results[cell.id] = result
     watch.close()
     return results
 
 
-def _run_one(run: Run, cell: CellRecord, http: ArmHttp) -> CellResult:
-    """One cell: set the simulator's clock, run the process, look at what it left."""
-    record = next(record for record in run.manifest.arms if record.name == cell.arm)
-    if record.probe.simulated:
+def _head(run: Run, cell: CellRecord) -> str:
+    total = len(run.manifest.cells)
+    return (
+        f"[{cell.order + 1:>{len(str(total))}}/{total}] {cell.workload} {cell.point} u{cell.users} "
+        f"r{cell.repeat} {cell.arm} … "
+    )
+
+
+def _told(result: CellResult, took: float) -> str:
+    """How a cell went, in a few words."""
+    line = f"{took:.1f} s  {result.state} {result.ok}/{result.planned}"
+    if result.state != "ok":
+        line += f" ({result.reason})"
+    if result.ok < result.planned and result.first_error:
+        line += f", first error: {result.first_error}"
+    return line
+
+
+def _run_group(run: Run, cells: Sequence[CellRecord], watch: Watch) -> dict[str, CellResult]:
+    """Cells side by side: set the simulators' clocks, run the processes, look at what they left."""
+    results: dict[str, CellResult] = {}
+    ready: list[CellRecord] = []
+    for cell in cells:
+        record = next(record for record in run.manifest.arms if record.name == cell.arm)
         try:
-            http.set_clock_scale(cell.clock_scale)
+            if record.probe.simulated:
+                watch.clients[cell.arm].set_clock_scale(cell.clock_scale)
+            ready.append(cell)
         except ArmError as error:
-            return CellResult("failed", 0, cell.measured_planned, str(error))
-    folder = run.cell_folder(cell)
+            results[cell.id] = CellResult("failed", 0, cell.measured_planned, str(error))
     if shutil.disk_usage(run.folder).free < LEAST_FREE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.folder))
-    folder.mkdir(parents=True)
-    end = run_cell(cell.command, folder, timeout_s=max(300.0, 120.0 + 6 * run.estimates[cell.id]))
-    result = read_result(folder, cell, end)
-    if result.state == "ok":
-        # Locust's closing tables; what they say is in its CSVs.
-        (folder / CONSOLE).unlink(missing_ok=True)
-    return result
+    starts = []
+    for cell in ready:
+        run.cell_folder(cell).mkdir(parents=True)
+        limit = max(300.0, 120.0 + 6 * run.estimates[cell.id])
+        starts.append(CellStart(cell.command, run.cell_folder(cell), limit))
+    for cell, end in zip(ready, run_cells(starts), strict=True):
+        folder = run.cell_folder(cell)
+        results[cell.id] = read_result(folder, cell, end)
+        if results[cell.id].state == "ok":
+            # Locust's closing tables; what they say is in its CSVs.
+            (folder / CONSOLE).unlink(missing_ok=True)
+    return results
 
 
 def finish(run: Run, results: dict[str, CellResult], wall_s: float) -> int:

@@ -24,7 +24,7 @@ from locustfiles.arms import Arm, ArmError, parse_arms
 from locustfiles.plan import Plan, PlanError, load_plan, plan_names, turn_knobs
 from locustfiles.prepare import Setup, lay_out, prepare, probe_all
 from locustfiles.records import ArmRecord
-from locustfiles.run import Run, clock, finish, run_cells, say
+from locustfiles.run import Run, clock, expected_s, finish, run_all, say
 from locustfiles.run_folder import complete_cells, drop_unstarted, link_latest, make_run_folder
 
 
@@ -89,6 +89,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--clock-scale", type=scale, help="model seconds per wall second of simulated arms (default: chosen)")
     add("--corpus", type=Path, help="text file to build prompts from (default: the one built in)")
     add("--swap", action="store_true", help="every arm on every device: the arms are started anew in between")
+    add("--parallel-arms", action="store_true", help="load arms on devices of their own at the same time")
     add("--check", action="store_true", help="check plan and options, ask no server, and end")
     add("--dry-run", action="store_true", help="list the cells and the time they take, load nothing")
     given: list[str] = []
@@ -165,6 +166,8 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
     if args.dry_run:
         return dry_run(args, plan)
     arms = choose_arms(args.arms)
+    if args.parallel_arms:
+        devices.devices_apart(arms, "--parallel-arms")
     folder = make_run_folder(plan.name, args.out)
     started = time.monotonic()
     run: Run | None = None
@@ -176,16 +179,17 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
             profile=args.profile,
             clock_scale=args.clock_scale,
             swap=args.swap,
+            parallel_arms=args.parallel_arms,
             **stand_ins,
         )
         run = prepare(setup, plan, arms, folder)
         for note in run.manifest.notes:
             say(f"NOTE {one_line(note, 600)}")
         link_latest(folder)
-        expected = sum(run.estimates.values())
+        expected = expected_s(run)
         total = len(run.manifest.cells)
         say(f"{total} cells, about {clock(expected)}, into {folder}; seed {run.manifest.seed}")
-        results = run_cells(run)
+        results = run_all(run)
         return finish(run, results, time.monotonic() - started)
     except KeyboardInterrupt:
         if run is None:

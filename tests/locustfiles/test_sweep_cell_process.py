@@ -5,12 +5,19 @@ import sys
 import time
 from pathlib import Path
 
-from locustfiles.cell_process import CONSOLE, run_cell
+import pytest
+
+from locustfiles.cell_process import CONSOLE, CellEnd, CellStart, run_cells
 from tests.locustfiles.sweep_standin import __file__ as standin_file
 
 
 def cell(mode: str, folder: Path) -> list[str]:
     return [sys.executable, standin_file, "cell", mode, str(folder), "2", "1", "1"]
+
+
+def run_cell(command: list[str], folder: Path, *, timeout_s: float, stop_s: float = 20.0) -> CellEnd:
+    """One cell alone."""
+    return run_cells([CellStart(command, folder, timeout_s)], stop_s=stop_s)[0]
 
 
 def test_a_cell_that_ends(tmp_path: Path) -> None:
@@ -43,6 +50,29 @@ def test_a_cell_that_does_not_end_is_killed_with_its_children(tmp_path: Path) ->
     while _alive(int(child.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_cells_side_by_side_end_each_on_its_own(tmp_path: Path) -> None:
+    """The first waits for the second: one after the other they would never end."""
+    for name in ("first", "second", "late"):
+        (tmp_path / name).mkdir()
+    meet = f"while ! [ -e {tmp_path}/second/here ]; do sleep 0.02; done; exit 4"
+    commands = {"first": meet, "second": f"touch {tmp_path}/second/here", "late": "sleep 600"}
+    starts = [
+        CellStart(["sh", "-c", command], tmp_path / name, 2.0 if name == "late" else 60.0)
+        for name, command in commands.items()
+    ]
+    ends = run_cells(starts)
+    assert [end.exit_code for end in ends] == [4, 0, -15]
+    assert [end.timed_out for end in ends] == [False, False, True]
+
+
+def test_when_one_cannot_be_started_the_others_are_ended(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    first = CellStart(["sh", "-c", f"echo $$ > {pid}; exec sleep 600"], tmp_path, 60.0)
+    with pytest.raises(OSError, match="nowhere"):
+        run_cells([first, CellStart(["true"], tmp_path / "nowhere", 60.0)])
+    assert not pid.exists() or not _alive(int(pid.read_text()))
 
 
 def _alive(pid: int) -> bool:

@@ -84,6 +84,24 @@ def test_in_lockstep_all_sessions_decode_at_once() -> None:
     assert estimate.chunk_rate(apart, PLAIN, 4) < estimate.chunk_rate(together, PLAIN, 4)
 
 
+def test_where_everybody_waits_long_the_clock_may_run_as_fast_as_chunks_can_be_carried() -> None:
+    point = "context=8000,growth=1000,output=100"
+    together = read_point("multi_turn", point + ",pace=lockstep")
+    apart = read_point("multi_turn", point)
+    fast = Speed(prefill=10_000, decode=50)
+    # 32 prompts of 8000 tokens take 25.6 s, their middle one 12.8 s; a gap is 1.68 / 50 s = 34 ms, 0.3 %.
+    rate = 32 * 50 / 32**0.15
+    assert estimate.clock_scale(together, [fast], 32) == pytest.approx(10_000 / rate, abs=0.1)
+    assert estimate.clock_scale(together, [fast], 32, together=2) == pytest.approx(5000 / rate, abs=0.1)
+    assert estimate.clock_scale(together, [fast], 32, 3200) == pytest.approx(3200 / rate, abs=0.1)
+    assert estimate.gaps_are_small(together, fast, 32)
+    assert not estimate.gaps_are_small(apart, fast, 32)
+    # Two users wait 0.8 s, and a gap is 22 ms of that: 2.8 %.
+    assert not estimate.gaps_are_small(together, fast, 2)
+    # An arm whose follow-ups hit waits for 1016 tokens a user: 1.6 s with 32, still 2.1 %.
+    assert not estimate.gaps_are_small(together, Speed(prefill=10_000, decode=50, caching=True), 32)
+
+
 def test_sessions_are_cut_alike_for_every_arm_and_repeat_and_not_below_the_floor() -> None:
     plan = turn_knobs(load_plan("load"), users=[2])
     speeds = {"a": PLAIN, "b": CACHE}

@@ -8,6 +8,7 @@ from locustfiles.records import Manifest, read_json, write_json
 from reports.certificate import certify
 from reports.devices import device_ratios, swapped
 from reports.judge import Options, judge
+from reports.page import to_html
 from reports.read import read_run
 
 replace = msgspec.structs.replace
@@ -89,3 +90,17 @@ def test_three_arms_on_three_devices(tmp_path):
     names = {"cache": times(1.0), "mtp": times(2.0), "both": times(0.7)}
     run = built(tmp_path, place, arms=arms, repeats=3, times=names)
     assert device_ratios(run)[LEVEL] == pytest.approx(slow)
+
+
+@pytest.mark.parametrize(("parallel", "streams", "ok"), [(False, 2, True), (True, 3, False), (True, 4, True)])
+def test_generators_that_ran_side_by_side_share_what_the_self_test_carried(tmp_path, parallel, streams, ok):
+    """Two users on either arm: four streams at once where the arms were loaded at the same time."""
+    proof = {"safe_streams": streams, "safe_events_per_s": 1e6, "host": {"id": "a"}}
+    changes = {"certificate": proof, "host": {"id": "a"}, "parallel_arms": parallel}
+    run = built(tmp_path, manifest_changes=changes)
+    (found,) = [c for c in certify(run) if (c.check, c.arm) == ("within the self-test", "cache")]
+    assert found.ok is ok
+    assert found.value.startswith(f"{4 if parallel else 2} streams, ")
+    page = to_html(judge(run, Options()))
+    assert ("at the same time as a block, each arm on a device of its own" in page) is parallel
+    assert ("one after another as a block, in alternating order" in page) is not parallel
