@@ -101,9 +101,36 @@ def test_the_verdict_says_that_it_is_simulated_and_holds_back_what_three_repeats
             assert "needs 3 repeats" in said or said.startswith("no verdict: "), said
 
 
-def test_launched_servers_are_gone_afterwards(smoke, profile):
+def all_down(profile):
+    """Whether every arm of the profile is down."""
     state = run("bash", "servers/status.sh", str(profile)).stdout
-    assert state.count(" down") == 4, state
+    return state.count(" down") == len(list(profile.glob("*.env")))
+
+
+def test_launched_servers_are_gone_afterwards(smoke, profile):
+    assert all_down(profile)
+
+
+def test_a_pool_that_is_too_small_for_every_arm_makes_the_answer_neither(profile, tmp_path):
+    out = tmp_path / "run"
+    swept = run(
+        *("bash", "servers/with_arms.sh", str(profile), "cache_small mtp_small", "--"),
+        *(sys.executable, "-m", "locustfiles.sweep", "--plan", "small_pool", "--out", str(out)),
+        *("--repeats", "1", "--sessions", "1"),
+    )
+    assert swept.returncode == 0, swept.stderr
+    judged = run(sys.executable, "-m", "reports", "build", str(out))
+    assert judged.returncode == 0, judged.stderr
+    verdict = json.loads((out / "verdict.json").read_text())
+    said = {cell["users"]: (cell["winner"], cell["reasons"]) for cell in verdict["cells"] if cell["primary"]}
+    assert said[8][0] == "neither", said[8]
+    assert [reason.split(":")[0] for reason in said[8][1]] == [
+        "cache_small is capacity-bound",
+        "mtp_small is capacity-bound",
+    ]
+    assert said[1][0] != "neither"
+    assert said[2][0] != "neither"
+    assert "neither" in judged.stdout
 
 
 def test_an_arm_that_dies_is_started_anew_once_and_its_cell_counts_as_failed(profile, tmp_path):
@@ -129,7 +156,7 @@ def test_an_arm_that_dies_is_started_anew_once_and_its_cell_counts_as_failed(pro
     manifest = read_json(out / "manifest.json", Manifest)
     done = [cell for cell in manifest.cells if (out / "cells" / cell.id / "done.json").exists()]
     assert len(done) >= len(manifest.cells) - 1  # every other cell ran
-    assert run("bash", "servers/status.sh", str(profile)).stdout.count(" down") == 4
+    assert all_down(profile)
 
 
 @pytest.mark.parametrize(

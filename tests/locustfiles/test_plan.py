@@ -137,7 +137,9 @@ def test_bad_plans_name_file_and_key(tmp_path: Path, text: str, says: str) -> No
 
 
 def test_an_unknown_plan_lists_those_there_are() -> None:
-    with pytest.raises(PlanError, match=r"unknown plan 'laod': there are load, nightly, seed, smoke"):
+    with pytest.raises(
+        PlanError, match=r"unknown plan 'laod': there are load, nightly, seed, small_pool, smoke"
+    ):
         load_plan("laod")
 
 
