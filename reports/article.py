@@ -152,23 +152,19 @@ def here(run: Run, number: Published, arm: str) -> float | None:
 
 
 def hit_rates(run: Run) -> list[Beside]:
-    """The hit rate over all multi-turn cells in lockstep."""
+    """The hit rate over all multi-turn cells in lockstep, tokens summed as the published counter did."""
     found: list[Beside] = []
     for arm, published in HIT_RATE.items():
-        values = [
-            value
-            for cell in run.finished
-            if cell.record.arm == arm and in_lockstep(cell) and (value := metrics.hit_rate(cell)) is not None
-        ]
-        if values:
-            mean = sum(values) / len(values)
+        cells = [cell for cell in run.finished if cell.record.arm == arm and in_lockstep(cell)]
+        rate = metrics.pooled_hit_rate(cells)
+        if rate is not None:
             found.append(
                 Beside(
                     "multi-turn conversations, all cells: prefix hit rate",
                     arm,
                     f"about {value_text(published, '1')}",
-                    value_text(mean, "1"),
-                    mean / published,
+                    value_text(rate, "1"),
+                    rate / published,
                 )
             )
     return found

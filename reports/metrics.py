@@ -160,6 +160,24 @@ def hit_rate(cell: Cell, turn: int | None = None) -> float | None:
     return counter_hit_rate(cell.server) if found is None and turn is None else found
 
 
+def pooled_hit_rate(cells: Sequence[Cell]) -> float | None:
+    """Cached / prompt tokens over all of ``cells``, as a server's counters over a whole run would have it.
+
+    By usage where every attempt tells, else by the servers' counters; None if neither knows for every cell.
+    """
+    told = usage_hit_rate(row for cell in cells for row in cell.measured)
+    if told is not None:
+        return told
+    counted = [
+        (cell.server.increase("vllm:prefix_cache_hits"), cell.server.increase("vllm:prefix_cache_queries"))
+        for cell in cells
+    ]
+    queries = sum(asked or 0 for _, asked in counted)
+    if not queries or any(hits is None or asked is None for hits, asked in counted):
+        return None
+    return sum(hits or 0 for hits, _ in counted) / queries
+
+
 def acceptance_length(cell: Cell) -> float | None:
     """Tokens per decode step = 1 + accepted / drafts over the cell; None without speculative decoding."""
     drafts = cell.server.increase("vllm:spec_decode_num_drafts")

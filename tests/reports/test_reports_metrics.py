@@ -104,6 +104,24 @@ def test_hit_rate_falls_back_to_the_server_where_usage_is_silent():
     assert metrics.hit_rate(cell(rows, server), 2) is None  # counters cannot tell turns apart
 
 
+def test_a_hit_rate_over_cells_sums_tokens():
+    """By hand: 800 of 1,000 and 0 of 9,000 are 8 %, not the mean of 80 % and 0 %."""
+    short, long = row(prompt_tokens=1000, cached_tokens=800), row(prompt_tokens=9000, cached_tokens=0)
+    assert metrics.pooled_hit_rate([cell([short]), cell([long])]) == pytest.approx(0.08)
+
+
+def test_a_hit_rate_over_cells_falls_back_to_the_servers_all_or_nothing():
+    def counted(hits, asked):
+        names = {"vllm:prefix_cache_hits_total": hits, "vllm:prefix_cache_queries_total": asked}
+        return series(*[(t, 0, name, "", 5 + t / 9 * value) for name, value in names.items() for t in (0, 9)])
+
+    silent = [row(cached_tokens=None)]
+    cells = [cell(silent, counted(100, 1000)), cell(silent, counted(0, 3000))]
+    assert metrics.pooled_hit_rate(cells) == pytest.approx(0.025)
+    assert metrics.pooled_hit_rate([*cells, cell(silent)]) is None
+    assert metrics.pooled_hit_rate([]) is None
+
+
 def test_acceptance_length_from_counter_deltas():
     server = series(
         (0, 0, "vllm:spec_decode_num_drafts_total", "", 1000),
