@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.locustfiles.cells import simulator
+
 Script = Callable[[socket.socket, bytes], None]
 
 
@@ -99,3 +101,17 @@ def metronome() -> Iterator[str]:
     ) as process:
         yield process.stdout.readline().split()[1]
         process.terminate()
+
+
+@pytest.fixture(scope="session")
+def cached() -> Iterator[str]:
+    """URL of a simulator with prefix caching."""
+    with simulator("--enable-prefix-caching") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def plain() -> Iterator[str]:
+    """URL of a simulator without prefix caching."""
+    with simulator("--no-enable-prefix-caching") as (url, _):
+        yield url

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from locustfiles.records import Attempt, Done, Manifest, ServerSample, read_csv, read_json
-from tests.locustfiles.test_cell_run import ROOT, run_cell, simulator
+from tests.locustfiles.cells import ROOT, run_cell, simulator
 
 
 def pump(source, sink):
