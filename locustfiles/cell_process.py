@@ -75,11 +75,32 @@ class _Child:
             if seconds < left:
                 return
             timed_out = True
-            _stop(self.process, stop_s)
+            self.stop(stop_s)
         self.end = CellEnd(self.process.returncode, timed_out, time.monotonic() - self.begun)
+        self._clear()
 
-    def clear(self) -> None:
-        """Kill what is left of the process group; keep the console only where it says something."""
+    def stop(self, stop_s: float) -> None:
+        """End the process and its group: SIGTERM, and SIGKILL where that does not do.
+
+        Raises:
+            KeyboardInterrupt: one more Ctrl-C came while waiting; the group was killed at once.
+        """
+        try:
+            self.process.terminate()
+            self.process.wait(stop_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if self.process.returncode is None:
+                _kill_group(self.process.pid)
+                self.process.wait()
+            self._clear()
+
+    def _clear(self) -> None:
+        """Kill what is left of the process group; keep the console only where it says something.
+
+        At once when the child has ended: later its id may be somebody else's.
+        """
         _kill_group(self.process.pid)
         with contextlib.suppress(OSError):
             if self._console.stat().st_size == 0:
@@ -107,26 +128,20 @@ def run_cells(
             for child in waiting:
                 child.wait(LOOK_SECONDS, stop_s)
     except BaseException:
-        running = [child.process for child in children if child.end is None]
-        for process in running:
-            process.terminate()
-        for process in running:
-            _stop(process, stop_s)
+        _stop_all([child for child in children if child.process.returncode is None], stop_s)
         raise
-    finally:
-        for child in children:
-            child.clear()
     return [child.end for child in children if child.end is not None]
 
 
-def _stop(child: subprocess.Popen[bytes], stop_s: float) -> None:
-    """End the child; a second Ctrl-C while waiting kills it at once."""
-    try:
-        child.terminate()
-        child.wait(stop_s)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        _kill_group(child.pid)
-        child.wait()
+def _stop_all(children: Sequence[_Child], stop_s: float) -> None:
+    """Ask all to end, then wait for each; after one more Ctrl-C those that are left are killed at once."""
+    for child in children:
+        child.process.terminate()
+    for child in children:
+        try:
+            child.stop(stop_s)
+        except KeyboardInterrupt:
+            stop_s = 0.0
 
 
 def _kill_group(pid: int) -> None:

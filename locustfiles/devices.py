@@ -55,32 +55,40 @@ def placements(arms: Sequence[Arm]) -> list[Placement]:
     ]
 
 
-def check_parallel(
-    arms: Sequence[Arm], users: int, certificate: Mapping[str, object] | None, remarks: Sequence[str] = ()
-) -> None:
-    """Make sure that arms may be loaded at the same time: on devices of their own, by a generator that can.
-
-    ``users``: the most that one arm gets. ``remarks``: why there is no certificate, where that is known.
+def check_parallel(arms: Sequence[Arm]) -> None:
+    """Make sure that arms may be loaded at the same time: each on a device of its own.
 
     Raises:
         ArmError: saying what to do.
     """
-    devices_apart(arms, "--parallel-arms")
     for arm in arms:
         if arm.behind_proxy:
             raise ArmError(
                 f"arm {arm.name} is a proxy: what it loads are other arms; leave out --parallel-arms"
             )
+    devices_apart(arms, "--parallel-arms")
+
+
+def check_carried(
+    arms: int, users: int, certificate: Mapping[str, object] | None, remarks: Sequence[str] = ()
+) -> None:
+    """Make sure that the load generator can load so many arms with so many users each at the same time.
+
+    ``remarks``: why there is no certificate, where that is known.
+
+    Raises:
+        ArmError: saying what to do.
+    """
     streams = (certificate or {}).get("safe_streams")
     if not isinstance(streams, int | float):
         why = f" ({remarks[0]})" if remarks else ""
         raise ArmError(
             f"--parallel-arms needs to know what this load generator carries: make selftest first{why}"
         )
-    if users * len(arms) > streams:
+    if users * arms > streams:
         raise ArmError(
-            f"--parallel-arms: {len(arms)} arms of {users} users are {users * len(arms)} streams, the "
-            f"self-test of this machine carried {streams:g}; leave it out, or lower the users"
+            f"--parallel-arms: {arms} arms of {users} users are {users * arms} streams, the self-test of "
+            f"this machine carried {streams:g}; leave it out, or lower the users"
         )
 
 

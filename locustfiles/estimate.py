@@ -95,6 +95,16 @@ def cell_seconds(cell: CellRecord, speed: Speed) -> float:
     return PROCESS_S + sessions * busy / cell.clock_scale
 
 
+def run_seconds(cells: Sequence[CellRecord], seconds: Mapping[str, float], parallel: bool) -> float:
+    """Wall seconds of cells, given each one's; ``parallel``: those of a block run side by side."""
+    if not parallel:
+        return sum(seconds[cell.id] for cell in cells)
+    longest: dict[int, float] = {}
+    for cell in cells:
+        longest[cell.block] = max(longest.get(cell.block, 0.0), seconds[cell.id])
+    return sum(longest.values())
+
+
 def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
     """Model seconds over which the users' starts spread: one session of the fastest arm, unloaded.
 
@@ -106,15 +116,18 @@ def start_spread(point: Point, speeds: Sequence[Speed], users: int) -> float:
     return round(min(session_seconds(point, speed, 1) for speed in speeds), 3)
 
 
-def reading_pause(point: Point, speeds: Sequence[Speed]) -> float:
+def reading_pause(point: Point, speeds: Sequence[Speed], users: int) -> float:
     """Mean model seconds between an answer and the follow-up: one turn of the fastest arm, unloaded.
 
-    The same for every arm. 0 in lockstep and where there are no follow-ups; a point may name its own.
+    The same for every arm. 0 in lockstep, where there are no follow-ups, and for a single user, who meets
+    nobody whatever the pauses; a point may name its own.
     """
     if point.lockstep or point.turns == 1:
         return 0.0
     if point.pause is not None:
         return point.pause
+    if users == 1:
+        return 0.0
     return round(min(session_seconds(point, speed, 1) for speed in speeds) / point.turns, 3)
 
 
@@ -167,7 +180,10 @@ def clock_scale(
 
 
 def fit_sessions(
-    cells: Sequence[CellRecord], speeds: Mapping[str, Speed], minutes: float | None
+    cells: Sequence[CellRecord],
+    speeds: Mapping[str, Speed],
+    minutes: float | None,
+    parallel: bool = False,
 ) -> tuple[list[CellRecord], list[str]]:
     """Cut measured sessions until the estimate fits ``minutes``; always alike for every arm and repeat.
 
@@ -178,9 +194,12 @@ def fit_sessions(
     for cell in cells:
         groups.setdefault((cell.workload, cell.point, cell.users), []).append(cell)
     planned = {key: group[0].sessions for key, group in groups.items()}
-    costs = {
-        key: sum(cell_seconds(cell, speeds[cell.arm]) for cell in group) for key, group in groups.items()
-    }
+
+    def cost(group: Sequence[CellRecord]) -> float:
+        seconds = {cell.id: cell_seconds(cell, speeds[cell.arm]) for cell in group}
+        return run_seconds(group, seconds, parallel)
+
+    costs = {key: cost(group) for key, group in groups.items()}
     while minutes is not None and sum(costs.values()) > minutes * 60:
         open_keys = [
             key
@@ -192,7 +211,7 @@ def fit_sessions(
         key = max(open_keys, key=lambda k: costs[k])
         for cell in groups[key]:
             cell.sessions -= 1
-        costs[key] = sum(cell_seconds(cell, speeds[cell.arm]) for cell in groups[key])
+        costs[key] = cost(groups[key])
     cut = [
         f"{workload} {point} u{users} {planned[key]} -> {group[0].sessions}"
         for key, group in groups.items()

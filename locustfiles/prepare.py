@@ -123,9 +123,9 @@ def lay_out(
     for cell in cells:
         point = read_point(cell.workload, cell.point)
         cell.start_spread_s = estimate.start_spread(point, list(speeds.values()), cell.users)
-        cell.pause_s = estimate.reading_pause(point, list(speeds.values()))
+        cell.pause_s = estimate.reading_pause(point, list(speeds.values()), cell.users)
     cells, remarks = estimate.fit_sessions(
-        cells, speeds, estimate.minutes_of(plan, all_simulated and forced_scale != 1.0)
+        cells, speeds, estimate.minutes_of(plan, all_simulated and forced_scale != 1.0), together > 1
     )
     notes += remarks
     for record in records:
@@ -179,7 +179,7 @@ def prepare(setup: Setup, plan: Plan, arms: Sequence[Arm], folder: Path) -> Run:
     cells, speeds, remarks = lay_out(plan, list(by_name), records, setup.clock_scale, certified, together)
     notes += remarks
     if setup.parallel_arms:
-        devices.check_parallel(arms, max(cell.users for cell in cells), found, missing)
+        devices.check_carried(len(arms), max(cell.users for cell in cells), found, missing)
     devices.place(cells, arms, setup.swap)
     if len(arms) == 1:
         notes.append("only one arm: there is nothing to compare it with")

@@ -131,6 +131,8 @@ class Done(msgspec.Struct, kw_only=True):
     """True if every planned measured attempt has a row (whatever its status)."""
     reason: str | None = None
     """Why not, in one line, where ``complete`` is false."""
+    failed: str | None = None
+    """Why nothing may be concluded from the cell although it ran to its end: its arm died in it."""
     exit_code: int = 0
     started_utc: str
     wall_seconds: float

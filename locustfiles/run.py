@@ -23,8 +23,9 @@ from locustfiles.arm_http import ArmHttp
 from locustfiles.arms import Arm, ArmError
 from locustfiles.cell_process import CONSOLE, CellStart, run_cells
 from locustfiles.devices import Placement, device_variables, placement_of
+from locustfiles.log_reason import log_reason
 from locustfiles.records import CellRecord, Manifest, write_json
-from locustfiles.run_folder import CellResult, last_error_line, read_result
+from locustfiles.run_folder import CellResult, mark_failed, read_result
 
 ROOM = Path(__file__).parent
 
@@ -148,7 +149,7 @@ def death(arm: Arm, why: str) -> str:
     why = why.removeprefix(f"arm {arm.name}: ").removesuffix("; is the server up?")
     if arm.log is None:
         return f"arm {arm.name} is gone: {why}"
-    last = last_error_line(arm.log)
+    last = log_reason(arm.log)
     return f"arm {arm.name} is gone: {why}; its log {arm.log} says: {last or 'nothing'}"
 
 
@@ -228,6 +229,7 @@ class Watch:
         if why is None:
             return None
         reason = death(self._run.arms[name], why)
+        say(reason)
         if (
             name not in self._restarted
             and start_anew([name], self.placement)
@@ -235,6 +237,8 @@ class Watch:
         ):
             self._restarted.add(name)
             self._run.manifest.notes.append(f"{reason}; it was started anew")
+            # At once: whatever ends the run, it must not look as if nothing had happened.
+            write_json(self._run.folder / "manifest.json", self._run.manifest)
         else:
             self.dead[name] = reason
         return reason
@@ -250,11 +254,6 @@ def groups(manifest: Manifest) -> list[list[CellRecord]]:
     if not manifest.parallel_arms:
         return [[cell] for cell in manifest.cells]
     return [list(group) for _, group in itertools.groupby(manifest.cells, key=lambda cell: cell.block)]
-
-
-def expected_s(run: Run) -> float:
-    """Wall seconds that the run is expected to take."""
-    return sum(max(run.estimates[cell.id] for cell in group) for group in groups(run.manifest))
 
 
 def run_all(run: Run) -> dict[str, CellResult]:
@@ -280,6 +279,8 @@ def run_all(run: Run) -> dict[str, CellResult]:
             continue
         if len(live) == 1:
             say(_head(run, live[0]), end="")
+        else:
+            say(f"{' and '.join(cell.arm for cell in live)} side by side …")
         started = time.monotonic()
         found = _run_group(run, live, watch)
         took = time.monotonic() - started
@@ -292,8 +293,8 @@ def run_all(run: Run) -> dict[str, CellResult]:
         for cell in live:
             result = found[cell.id]
             if result.ok < result.planned and (gone := watch.look(cell.arm)) is not None:
-                say(gone)
                 result = replace(result, state="failed", reason=gone)
+                mark_failed(run.cell_folder(cell), gone)
             results[cell.id] = result
     watch.close()
     return results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,8 @@ import msgspec
 
 from locustfiles.arm_http import one_line
 from locustfiles.cell_process import CONSOLE, CellEnd
-from locustfiles.records import Attempt, CellRecord, Done, read_csv, read_json
+from locustfiles.log_reason import log_reason
+from locustfiles.records import Attempt, CellRecord, Done, read_csv, read_json, write_json
 
 RESULTS = Path("results")
 
@@ -116,7 +116,7 @@ def read_result(folder: Path, cell: CellRecord, end: CellEnd) -> CellResult:
             if end.exit_code >= 0
             else f"signal {-end.exit_code}"
         )
-        last = last_error_line(folder / "locust.log") or last_error_line(folder / CONSOLE)
+        last = log_reason(folder / "locust.log") or log_reason(folder / CONSOLE)
         return CellResult("failed", ok, planned, f"{how}; {last}" if last else how, first_error)
     if done.complete and not end.timed_out:
         return CellResult("ok", ok, planned, "", first_error)
@@ -129,22 +129,13 @@ def complete_cells(folder: Path) -> int:
     count = 0
     for path in folder.glob("cells/*/done.json"):
         with contextlib.suppress(OSError, ValueError):
-            count += read_json(path, Done).complete
+            done = read_json(path, Done)
+            count += done.complete and not done.failed
     return count
 
 
-_TROUBLE = re.compile(r"error|exception|killed|out of memory|fatal|abort|no space", re.IGNORECASE)
-
-
-def last_error_line(path: Path) -> str:
-    """The last line of a log that speaks of trouble, else its last line; "" if there is no log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 64 * 1024))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    lines = [line for line in lines if line.strip()]
-    trouble = [line for line in lines if _TROUBLE.search(line)]
-    return one_line((trouble or lines or [""])[-1], 240)
+def mark_failed(folder: Path, reason: str) -> None:
+    """Note in a cell's done.json, where it has one, that its arm died in it; its rows stay as they are."""
+    path = folder / "done.json"
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        write_json(path, msgspec.structs.replace(read_json(path, Done), failed=reason))

@@ -21,11 +21,12 @@ from typing import Any, NoReturn
 from locustfiles import devices, estimate
 from locustfiles.arm_http import one_line
 from locustfiles.arms import Arm, ArmError, parse_arms
-from locustfiles.plan import Plan, PlanError, load_plan, plan_names, turn_knobs
+from locustfiles.host import host_facts
+from locustfiles.plan import Plan, PlanError, expand, load_plan, plan_names, turn_knobs
 from locustfiles.prepare import Setup, lay_out, prepare, probe_all
 from locustfiles.records import ArmRecord
-from locustfiles.run import Run, clock, expected_s, finish, run_all, say
-from locustfiles.run_folder import complete_cells, drop_unstarted, link_latest, make_run_folder
+from locustfiles.run import Run, clock, finish, run_all, say
+from locustfiles.run_folder import certificate, complete_cells, drop_unstarted, link_latest, make_run_folder
 
 
 class _Parser(argparse.ArgumentParser):
@@ -133,15 +134,15 @@ def dry_run(args: argparse.Namespace, plan: Plan) -> int:
     except ArmError as error:
         order = [arm.name for arm in parse_arms(args.arms)] or ["cache", "mtp"]
         basis = f"nominal speeds, real time ({one_line(error, 160)})"
-    cells, speeds, notes = lay_out(plan, order, records, args.clock_scale)
-    total = 0.0
+    together = len(order) if args.parallel_arms else 1
+    cells, speeds, notes = lay_out(plan, order, records, args.clock_scale, together=together)
+    seconds = {cell.id: estimate.cell_seconds(cell, speeds[cell.arm]) for cell in cells}
     for cell in cells:
-        seconds = estimate.cell_seconds(cell, speeds[cell.arm])
-        total += seconds
         scaled = f"  x{cell.clock_scale:g}" if cell.clock_scale != 1 else ""
-        print(f"{cell.order + 1:>4}  {cell.id}  sessions {cell.sessions}{scaled}  {clock(seconds)}")
+        print(f"{cell.order + 1:>4}  {cell.id}  sessions {cell.sessions}{scaled}  {clock(seconds[cell.id])}")
     for note in notes:
         print(note)
+    total = estimate.run_seconds(cells, seconds, args.parallel_arms)
     print(f"{len(cells)} cells, about {clock(total)}; {basis}")
     return 0
 
@@ -156,6 +157,10 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         sessions=args.sessions,
         seed=args.seed,
     )
+    if args.parallel_arms:
+        # Before servers start; how many arms there will be is known when they have started.
+        most = max(cell.users for cell in expand(plan, ["any"]))
+        devices.check_carried(max(2, len(args.arms.split())), most, *certificate(host_facts()["id"]))
     if args.check:
         return 0
     if args.swap:
@@ -167,7 +172,7 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         return dry_run(args, plan)
     arms = choose_arms(args.arms)
     if args.parallel_arms:
-        devices.devices_apart(arms, "--parallel-arms")
+        devices.check_parallel(arms)
     folder = make_run_folder(plan.name, args.out)
     started = time.monotonic()
     run: Run | None = None
@@ -186,7 +191,7 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         for note in run.manifest.notes:
             say(f"NOTE {one_line(note, 600)}")
         link_latest(folder)
-        expected = expected_s(run)
+        expected = estimate.run_seconds(run.manifest.cells, run.estimates, run.manifest.parallel_arms)
         total = len(run.manifest.cells)
         say(f"{total} cells, about {clock(expected)}, into {folder}; seed {run.manifest.seed}")
         results = run_all(run)

@@ -237,6 +237,8 @@ def read_cell(folder: Path, record: CellRecord) -> Cell:
         raise
     except (OSError, ValueError) as error:
         return unfinished(f"cannot be read: {relative(error, folder)}")
+    if done.failed:
+        return unfinished(f"failed: {done.failed}")
     try:
         server = ServerSeries.from_samples(read_csv(place / "server.csv", LabelledSample))
     except FileNotFoundError:

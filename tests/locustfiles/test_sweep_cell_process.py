@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from locustfiles.cell_process import CONSOLE, CellEnd, CellStart, run_cells
 from tests.locustfiles.sweep_standin import __file__ as standin_file
+
+ROOT = Path(__file__).parents[2]
 
 
 def cell(mode: str, folder: Path) -> list[str]:
@@ -73,6 +78,45 @@ def test_when_one_cannot_be_started_the_others_are_ended(tmp_path: Path) -> None
     with pytest.raises(OSError, match="nowhere"):
         run_cells([first, CellStart(["true"], tmp_path / "nowhere", 60.0)])
     assert not pid.exists() or not _alive(int(pid.read_text()))
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from locustfiles.cell_process import CellStart, run_cells
+folder, limit = Path(sys.argv[1]), float(sys.argv[2])
+stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done"
+starts = [CellStart(["sh", "-c", f"cd {folder}/{n}; {stubborn}"], folder / n, limit) for n in "ab"]
+run_cells(starts, stop_s=600)
+"""
+
+
+@pytest.mark.parametrize("limit", ["600", "1"])
+def test_a_second_interruption_leaves_nothing_behind(tmp_path: Path, limit: str) -> None:
+    """Also where the first one came while a cell past its time was being ended, and must not get lost."""
+    pids = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        pids.append(tmp_path / name / "pid")
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), limit]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        _await(lambda: all(pid.exists() and pid.read_text() for pid in pids))
+        if limit == "1":
+            time.sleep(1.5)  # the time limit of the cells, and some more: nothing else tells that it is over
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # two signals at once count as one
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in stderr
+    assert process.returncode != 0
+    _await(lambda: not any(_alive(int(pid.read_text())) for pid in pids))
+
+
+def _await(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def _alive(pid: int) -> bool:

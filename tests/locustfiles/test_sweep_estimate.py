@@ -45,12 +45,13 @@ def test_the_start_spread_is_one_session_of_the_fastest_arm() -> None:
 
 def test_the_pause_before_a_follow_up_is_one_idle_turn_of_the_fastest_arm() -> None:
     multi = read_point("multi_turn", "context=1000,growth=200,output=100")
-    assert estimate.reading_pause(multi, [PLAIN, CACHE]) == pytest.approx(7.432 / 3, abs=0.001)
+    assert estimate.reading_pause(multi, [PLAIN, CACHE], 2) == pytest.approx(7.432 / 3, abs=0.001)
+    assert estimate.reading_pause(multi, [PLAIN, CACHE], 1) == 0
     named = read_point("multi_turn", "context=1000,growth=200,output=100,pause=1.5")
-    assert estimate.reading_pause(named, [PLAIN, CACHE]) == 1.5
+    assert estimate.reading_pause(named, [PLAIN, CACHE], 1) == 1.5
     lockstep = read_point("multi_turn", "context=1000,growth=200,output=100,pace=lockstep")
-    assert estimate.reading_pause(lockstep, [PLAIN]) == 0
-    assert estimate.reading_pause(read_point("single_turn", "prompt=1000"), [PLAIN]) == 0
+    assert estimate.reading_pause(lockstep, [PLAIN], 2) == 0
+    assert estimate.reading_pause(read_point("single_turn", "prompt=1000"), [PLAIN], 2) == 0
 
 
 def test_the_clock_scale_keeps_within_the_chunk_budget() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -106,4 +107,23 @@ def test_without_a_self_test_it_is_refused(place: Path, capsys: pytest.CaptureFi
 def test_a_proxy_loads_the_others() -> None:
     arms = parse_arms("a=http://h:1;device=x p=http://h:2;device=y;metrics=http://h:1")
     with pytest.raises(ArmError, match="arm p is a proxy"):
-        check_parallel(arms, 1, PROOF)
+        check_parallel(arms)
+
+
+def test_what_needs_no_server_is_checked_without_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """make asks before it starts servers."""
+    assert sweep.main(["--plan", "plan.toml", "--parallel-arms", "--check"]) == 0
+    assert sweep.main(["--plan", "plan.toml", "--parallel-arms", "--users", "3", "--check"]) == 2
+    assert "2 arms of 3 users are 6 streams" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_the_longest_of_a_block(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def total() -> float:
+        text = capsys.readouterr().out.splitlines()[-1]
+        minutes, seconds = re.search(r"about (?:(\d+) min )?(\d+) s", text).groups()
+        return 60 * int(minutes or 0) + int(seconds)
+
+    assert run("--dry-run") == 0
+    alone = total()
+    assert run("--dry-run", "--parallel-arms") == 0
+    assert 0.4 * alone < total() < 0.75 * alone
