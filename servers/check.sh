@@ -18,8 +18,12 @@ if [ $# -eq 0 ]; then
 fi
 choose_arms "$@"
 
+# The vllm command that launch.sh would take: Python lies beside it.
+vllm=$ROOT/.venv/bin/vllm
+[ -x "$vllm" ] || vllm=vllm
+vllm=$(command -v "${FACEOFF_VLLM:-$vllm}" || true)
 python=""
-for candidate in ${FACEOFF_VLLM_PYTHON:+"$FACEOFF_VLLM_PYTHON"} "$ROOT/.venv/bin/python" \
+for candidate in ${FACEOFF_VLLM_PYTHON:+"$FACEOFF_VLLM_PYTHON"} ${vllm:+"$(dirname "$vllm")/python"} \
     "$ROOT/.venv-cpu/bin/python"; do
     if "$candidate" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("vllm") is None)' 2>/dev/null; then
         python=$candidate

@@ -2,7 +2,7 @@
 # What the launchers share: find a profile and its arms, start an arm in a session of its own, tell how it
 # is doing, stop it. Sourced, never run. Words as everywhere: a profile is a folder, an arm one env file in it.
 #
-# State lives in results/servers/<profile>/: <arm>.pid ("pid start-time token config-checksum"), <arm>.log
+# State lives in results/servers/<profile>/: <arm>.pid ("pid start-time token config-checksum device"), <arm>.log
 # (the log of the start before it is <arm>.log.previous) and <arm>.ready (it answered /health once).
 # Written for bash 3.2 and later, with no other tools than the POSIX ones and Python.
 
@@ -146,6 +146,8 @@ arm_spec() ( # arm: prints name=url;caching=…;drafts=…;device=…;log=… of
     [ -z "${METRICS-}" ] || spec="$spec;metrics=$METRICS"
     [ -z "${CACHING-}" ] || spec="$spec;caching=$CACHING"
     [ -z "${DRAFTS-}" ] || spec="$spec;drafts=$DRAFTS"
+    # A running arm is where it was started, whatever is said now.
+    ! arm_alive "$1" || DEVICE=$PLACED
     [ -z "${DEVICE-}" ] || spec="$spec;device=$DEVICE"
     case $log in
     *[[:space:]\;]*) ;; # a path that would break the spec apart
@@ -158,17 +160,20 @@ config_checksum() { # arm: changes when what would be started changes
     {
         cat "$PROFILE_DIR/$1.env" "$PROFILE_DIR/launch.sh"
         arm_field "$1" DEVICE
+        # What a caller may set beside the files.
+        printf '%s\n' "${FACEOFF_CHECKPOINT-}" "${FACEOFF_VLLM-}" "${SERVED_NAME-}" "${CORES-}" "${KV_GIB-}" \
+            "${CALIBRATION-}" "${SEED-}"
         [ "$PROFILE" != proxy ] || printf '%s' "${FACEOFF_BACKENDS-}"
     } | cksum | cut -d' ' -f1
 }
 
 # ---- state --------------------------------------------------------------------------------------------------
 
-# Reads an arm's pid file into PID, BORN, TOKEN, CONFIG; false when there is none or it is half written.
+# Reads an arm's pid file into PID, BORN, TOKEN, CONFIG, PLACED; false when there is none or it is half written.
 read_pid_file() { # arm
-    PID="" BORN="" TOKEN="" CONFIG=""
+    PID="" BORN="" TOKEN="" CONFIG="" PLACED=""
     [ -f "$STATE/$1.pid" ] || return 1
-    read -r PID BORN TOKEN CONFIG <"$STATE/$1.pid" || return 1
+    read -r PID BORN TOKEN CONFIG PLACED <"$STATE/$1.pid" || return 1
     case $PID in
     "" | *[!0-9]*) return 1 ;;
     esac
@@ -220,31 +225,19 @@ start_arm() { # arm
     (
         load_arm "$arm"
         export FACEOFF_TOKEN="$token"
+        # The key that the load will send to this arm is the one that it asks for.
+        own_key=FACEOFF_API_KEY_$(printf '%s' "$arm" | tr 'a-z-' 'A-Z_')
+        [ "$PROFILE" = proxy ] || [ -z "${!own_key-}" ] || export FACEOFF_API_KEY="${!own_key}"
         cd "$ROOT" || exit 1
         exec "$FACEOFF_PYTHON" -c "$DETACH" bash "$PROFILE_DIR/launch.sh"
     ) >"$STATE/$arm.log" 2>&1 </dev/null &
     pid=$!
     born=$(start_time "$pid")
-    printf '%s %s %s %s\n' "$pid" "${born:-gone}" "$token" "$(config_checksum "$arm")" >"$STATE/$arm.pid"
+    printf '%s %s %s %s %s\n' "$pid" "${born:-gone}" "$token" "$(config_checksum "$arm")" \
+        "$(arm_field "$arm" DEVICE)" >"$STATE/$arm.pid"
     STARTED="$STARTED $arm"
     say "$arm: starting on http://${address% *}:${address#* } (log: ${STATE#"$ROOT"/}/$arm.log)"
 }
-
-# Shows the last lines of a log, and the line that looks like the reason: the last error that does not point to
-# another one (vLLM's front end only says that its engine failed).
-show_reason() { # arm
-    local log=$STATE/$1.log reason
-    [ -s "$log" ] || { say "  its log is empty" && return 0; }
-    reason=$(printable <"$log" |
-        grep -E '(Error|error:|Exception|out of memory|unrecognized|Killed|No such)' |
-        grep -v -E '(Traceback|^ *File |raise |[Ss]ee (root cause|stack trace)|Shutting down|shutting down)' |
-        tail -n 1 | sed -E 's/^\([^)]*pid=[0-9]+\) //; s/^[A-Z]+ [0-9-]+ [0-9:]+ \[[^]]*\] //; s/^ *//' || true)
-    say "  last lines of $log:"
-    tail -n 12 "$log" | printable | cut -c1-400 | sed 's/^/    /' >&2
-    [ -z "$reason" ] || say "  reason: $(printf '%s' "$reason" | cut -c1-400)"
-}
-
-printable() { LC_ALL=C sed -e $'s/\033\\[[0-9;]*[A-Za-z]//g' | LC_ALL=C tr -d '\000-\010\013-\037\177'; }
 
 # Waits until the arms answer /health. False, with the reason shown, when one dies or the time is up.
 await_arms() { # arms…
@@ -295,7 +288,7 @@ await_arms() { # arms…
 claim_devices() { # arms about to start…
     local arm other device devices="" owners=""
     for other in $(arm_names); do
-        [ ! -f "$STATE/$other.pid" ] || owners="$owners $(arm_field "$other" DEVICE)=$other"
+        ! arm_alive "$other" || owners="$owners $PLACED=$other"
     done
     for arm in "$@"; do
         device=$(arm_field "$arm" DEVICE)
@@ -325,7 +318,7 @@ bring_up() { # arms…
         up | starting)
             read_pid_file "$arm"
             if [ "$CONFIG" != "$(config_checksum "$arm")" ]; then
-                say "warning: $arm runs with settings from before $arm.env or launch.sh changed;" \
+                say "warning: $arm runs with other settings than $arm.env, launch.sh and the environment say now;" \
                     "servers/down.sh $PROFILE $arm, then start again"
             fi
             ;;

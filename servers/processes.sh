@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Processes and signals, as the launchers need them: who is still alive, who answers, and a command that gets
+# Processes, signals and logs, as the launchers need them: who is alive, who answers, why one died, a command that gets
 # Ctrl-C. Sourced by lib.sh, never run. Needs FACEOFF_PYTHON.
 
 EXIT_SIGNAL="" # 130, 143 or 129 once a signal arrived
@@ -115,3 +115,21 @@ run_command() { # command…
     CHILD=""
     return "$code"
 }
+
+# ---- logs ---------------------------------------------------------------------------------------------------
+
+# Shows the last lines of a log, and the line that looks like the reason: the last error that does not point to
+# another one (vLLM's front end only says that its engine failed).
+show_reason() { # arm
+    local log=$STATE/$1.log reason
+    [ -s "$log" ] || { say "  its log is empty" && return 0; }
+    reason=$(printable <"$log" |
+        grep -E '(Error|error:|Exception|out of memory|unrecognized|Killed|No such)' |
+        grep -v -E '(Traceback|^ *File |raise |[Ss]ee (root cause|stack trace)|Shutting down|shutting down)' |
+        tail -n 1 | sed -E 's/^\([^)]*pid=[0-9]+\) //; s/^[A-Z]+ [0-9-]+ [0-9:]+ \[[^]]*\] //; s/^ *//' || true)
+    say "  last lines of $log:"
+    tail -n 12 "$log" | printable | cut -c1-400 | sed 's/^/    /' >&2
+    [ -z "$reason" ] || say "  reason: $(printf '%s' "$reason" | cut -c1-400)"
+}
+
+printable() { LC_ALL=C sed -e $'s/\033\\[[0-9;]*[A-Za-z]//g' | LC_ALL=C tr -d '\000-\010\013-\037\177'; }

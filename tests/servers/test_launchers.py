@@ -59,7 +59,25 @@ def test_settings_changed_since_the_start_are_pointed_out(profile: OwnProfile) -
     profile.run("up.sh", "one")
     with (profile.folder / "one.env").open("a") as file:
         file.write("FLAGS=new\n")
-    assert "runs with settings from before" in profile.run("up.sh", "one").stderr
+    assert "runs with other settings than" in profile.run("up.sh", "one").stderr
+
+
+def test_a_checkpoint_named_since_the_start_is_pointed_out(profile: OwnProfile) -> None:
+    """It is no file of the profile's, but it is what would be served."""
+    profile.arm("one")
+    profile.run("up.sh", "one")
+    profile.env["FACEOFF_CHECKPOINT"] = "/models/another"
+    assert "runs with other settings than" in profile.run("up.sh", "one").stderr
+
+
+def test_each_server_asks_for_the_key_that_the_load_will_send_to_it(profile: OwnProfile) -> None:
+    profile.arm("one")
+    profile.arm("two-b")
+    profile.env |= {"FACEOFF_API_KEY": "common", "FACEOFF_API_KEY_TWO_B": "own"}
+    assert profile.run("up.sh", "one", "two-b").returncode == 0
+    for name, key in (("one", "common"), ("two-b", "own")):
+        environment = Path(f"/proc/{profile.pid(name)}/environ").read_bytes().split(b"\0")
+        assert f"FACEOFF_API_KEY={key}".encode() in environment
 
 
 def test_a_port_taken_by_something_else(profile: OwnProfile) -> None:
@@ -286,8 +304,21 @@ def test_two_arms_that_want_one_device_for_themselves(profile: OwnProfile) -> No
 
     profile.env["FACEOFF_DEVICE_TWO"] = "gpu1"
     assert profile.run("up.sh", "one", "two").returncode == 0
+    # A running arm is where it was started, whatever the environment says by now.
+    del profile.env["FACEOFF_DEVICE_TWO"]
     specs = profile.run("with_arms.sh", "two", "--", "bash", "-c", 'echo "$FACEOFF_ARMS"').stdout
     assert ";device=gpu1;" in specs
+
+
+def test_an_arm_that_is_gone_holds_no_device(profile: OwnProfile) -> None:
+    """After a crash of the machine its pid file is still there."""
+    profile.arm("one", DEVICE="gpu0", EXCLUSIVE_DEVICE="yes")
+    profile.arm("two", DEVICE="gpu0", EXCLUSIVE_DEVICE="yes")
+    assert profile.run("up.sh", "one").returncode == 0
+    os.kill(profile.pid("one"), signal.SIGKILL)
+    await_that(lambda: "dead" in profile.run("status.sh").stdout, "one still alive")
+    up = profile.run("up.sh", "two")
+    assert up.returncode == 0, up.stderr
 
 
 def test_h100_without_a_gpu_says_so_at_once(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 [ -z "${FACEOFF_API_KEY-}" ] || export VLLM_API_KEY=$FACEOFF_API_KEY
 
 options=(
+    # One name for every arm, whatever folder the checkpoint lies in: requests name it.
     --host "$HOST" --port "$PORT" --served-model-name "${SERVED_NAME:-qwen3.8-27b}"
     # The reference case: one GPU per server, the full context, FP8 KV cache.
     --tensor-parallel-size 1 --max-model-len 262144 --kv-cache-dtype fp8
@@ -46,6 +47,7 @@ options=(
     --max-num-batched-tokens 8192
     # The default of 1024 would be more than this hybrid model's cache has blocks: vLLM would refuse to start.
     --max-num-seqs 64
+    # Reasoning then comes as a field of its own and not as text between tags: TTFT and TTFA can be told apart.
     --reasoning-parser qwen3
     # usage then says how many prompt tokens came from the cache, and how a request spent its time.
     --enable-prompt-tokens-details --enable-per-request-metrics

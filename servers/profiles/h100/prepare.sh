@@ -10,13 +10,17 @@ if [ "${gpus:-0}" = 0 ]; then
     exit 1
 fi
 for device in ${FACEOFF_DEVICES-}; do
-    case ${device#gpu} in
+    number=""
+    case $device in
+    gpu*) number=${device#gpu} ;;
+    esac
+    case $number in
     "" | *[!0-9]*)
         echo "error: DEVICE=$device is not of the form gpu0, gpu1, …" >&2
         exit 1
         ;;
     esac
-    if [ "${device#gpu}" -ge "$gpus" ]; then
+    if [ "$number" -ge "$gpus" ]; then
         echo "error: an arm wants $device, but there are only $gpus GPUs (gpu0 to gpu$((gpus - 1)));" \
             "FACEOFF_DEVICE_<ARM>=gpu0 puts an arm elsewhere, one arm at a time" >&2
         exit 1
