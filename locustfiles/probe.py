@@ -26,6 +26,8 @@ SHORTEST_PROMPT = 8192
 COLD_OUTPUT = 96
 #: Words of the first, short request; it also tells roughly how many tokens a word has.
 SHORT_WORDS = 240
+#: Draft tokens a step may be off from the declared number: the last step of an answer may have fewer.
+DRAFTS_OFF = 0.5
 
 _WORDS: list[str] = (
     "river table morning window garden letter market bridge winter summer doctor kitchen paper music "
@@ -155,6 +157,8 @@ def _probe(
     for entry in entries:
         if entry["id"] == model and isinstance(entry.get("max_model_len"), int):
             probe.max_model_len = entry["max_model_len"]
+        if entry["id"] == model and isinstance(entry.get("root"), str):
+            probe.root = entry["root"]
     before = http.metrics()
     probe.cache_config = _cache_config(before)
     probe.block_size = _block_size(before)
@@ -277,36 +281,47 @@ def _read_counters(
         return [f"arm {arm}: its backends differ, only some of them speculate"]
     probe.speculative = all(has_counters)
     drafts, accepted = rise("vllm:spec_decode_num_drafts"), rise("vllm:spec_decode_num_accepted_tokens")
+    proposed = rise("vllm:spec_decode_num_draft_tokens")
+    if drafts and proposed is not None:
+        probe.drafts = proposed / drafts
     if drafts and accepted is not None:
         probe.acceptance_length = 1 + accepted / drafts
     return []
 
 
 def declared_notes(record: ArmRecord) -> list[str]:
-    """Where an arm is not what it is declared to be."""
+    """Where an arm is not what it is declared to be, or what its name says."""
     notes: list[str] = []
     probe = record.probe
-    caching = record.declared.get("caching")
-    if caching is not None and probe.prefix_caching is not None and (caching == "on") != probe.prefix_caching:
-        seen = "on" if probe.prefix_caching else "off"
+    caching, drafting = record.claims
+    shout = f"ARM {record.name} IS NOT WHAT IT SAYS:"
+    source = {
+        name: "declared" if name in record.declared else "its name says" for name in ("caching", "drafts")
+    }
+    if caching is not None and probe.prefix_caching is not None and caching != probe.prefix_caching:
         notes.append(
-            f"ARM {record.name} IS NOT WHAT IT SAYS: declared prefix caching {caching}, observed {seen} "
+            f"{shout} {source['caching']} prefix caching {_on(caching)}, observed {_on(probe.prefix_caching)} "
             f"(one prompt sent three times, cached tokens {_shown(probe.cached_tokens_probe)})"
         )
-    drafts = record.declared.get("drafts")
-    if drafts is not None and probe.speculative is not None and (int(drafts) > 0) != probe.speculative:
+    count = int(record.declared.get("drafts", "0"))
+    said = f"{source['drafts']} {f'{count} draft tokens' if count else 'drafts' if drafting else 'no drafts'}"
+    if drafting is not None and probe.speculative is not None and drafting != probe.speculative:
         seen = "speculative decoding on" if probe.speculative else "no speculative decoding"
-        declared = f"{drafts} draft tokens" if int(drafts) else "no drafts"
-        notes.append(f"ARM {record.name} IS NOT WHAT IT SAYS: declared {declared}, observed {seen}")
-    for feature, declared_value, observed in (
-        ("prefix caching", caching, probe.prefix_caching),
-        ("speculative decoding", drafts, probe.speculative),
+        notes.append(f"{shout} {said}, observed {seen}")
+    elif count and probe.drafts is not None and abs(probe.drafts - count) > DRAFTS_OFF:
+        notes.append(f"{shout} {said}, observed {probe.drafts:.1f} a step")
+    for feature, name, claimed, observed in (
+        ("prefix caching", "caching", caching, probe.prefix_caching),
+        ("speculative decoding", "drafts", drafting, probe.speculative),
     ):
-        if declared_value is not None and observed is None:
-            notes.append(
-                f"arm {record.name}: could not tell whether {feature} is on (declared {declared_value})"
-            )
+        if claimed is not None and observed is None:
+            told = f"declared {record.declared[name]}" if name in record.declared else "as its name says"
+            notes.append(f"arm {record.name}: could not tell whether {feature} is on ({told})")
     return notes
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
 
 
 def _shown(values: Sequence[int | None]) -> str:
@@ -340,7 +355,7 @@ def difference_notes(records: Sequence[ArmRecord]) -> list[str]:
             if one.declared.get(factor) != two.declared.get(factor):
                 free |= settings
         found: list[str] = []
-        for name in ("model", "version", "max_model_len"):
+        for name in ("model", "root", "version", "max_model_len"):
             a, b = getattr(one.probe, name), getattr(two.probe, name)
             if a != b and a is not None and b is not None:
                 found.append(f"{name} {one_line(a, 80)} / {one_line(b, 80)}")

@@ -151,6 +151,8 @@ class ArmProbe(msgspec.Struct, kw_only=True):
 
     models: list[str] = []
     model: str | None = None
+    root: str | None = None
+    """What the server says it loaded under that name: a checkpoint's name or folder."""
     version: str | None = None
     simulated: bool = False
     clock_scale: float = 1.0
@@ -162,6 +164,8 @@ class ArmProbe(msgspec.Struct, kw_only=True):
     """cached_tokens of one prompt of more than two cache blocks, sent three times."""
     block_size: int | None = None
     speculative: bool | None = None
+    drafts: float | None = None
+    """Draft tokens per decode step, by the server's counters."""
     acceptance_length: float | None = None
     cache_config: dict[str, str] = {}
     dropped_fields: list[str] = []
@@ -174,6 +178,15 @@ class ArmProbe(msgspec.Struct, kw_only=True):
     decode_tokens_per_second: float | None = None
 
 
+NAMED_ARMS: dict[str, tuple[bool, bool]] = {
+    "plain": (False, False),
+    "cache": (True, False),
+    "mtp": (False, True),
+    "both": (True, True),
+}
+"""What these names say about (prefix caching, speculative decoding), where nothing is declared."""
+
+
 class ArmRecord(msgspec.Struct, kw_only=True):
     """One arm as the run saw it."""
 
@@ -184,6 +197,18 @@ class ArmRecord(msgspec.Struct, kw_only=True):
     declared: dict[str, str] = {}
     """What the profile or the user says it is: ``caching`` on|off, ``drafts`` "0".., ``device``."""
     probe: ArmProbe
+
+    @property
+    def claims(self) -> tuple[bool | None, bool | None]:
+        """(prefix caching, speculative decoding) as declared, else as the arm's name says; None = no claim."""
+        caching, drafts = NAMED_ARMS.get(self.name, (None, None))
+        said = self.declared.get("caching")
+        if said in ("on", "off"):
+            caching = said == "on"
+        count = self.declared.get("drafts", "")
+        if count.isdigit():
+            drafts = int(count) > 0
+        return caching, drafts
 
     @property
     def is_proxy(self) -> bool:

@@ -21,25 +21,6 @@ POOL_SHARE = 0.9
 """Live contexts above this share of the KV pool explain missing hits by eviction."""
 
 FEATURES = "declared features on, and only those"
-NAMED_ARMS: dict[str, tuple[bool, bool]] = {
-    "plain": (False, False),
-    "cache": (True, False),
-    "mtp": (False, True),
-    "both": (True, True),
-}
-"""What these names say about (prefix caching, speculative decoding), where nothing is declared."""
-
-
-def declared(arm: ArmRecord) -> tuple[bool | None, bool | None]:
-    """(prefix caching, speculative decoding) as declared, else as the arm's name says; None = no claim."""
-    caching, drafts = NAMED_ARMS.get(arm.name, (None, None))
-    said = arm.declared.get("caching")
-    if said in ("on", "off"):
-        caching = said == "on"
-    count = arm.declared.get("drafts", "")
-    if count.isdigit():
-        drafts = int(count) > 0
-    return caching, drafts
 
 
 def observed(run: Run, arm: ArmRecord) -> tuple[bool | None, bool | None]:
@@ -86,7 +67,7 @@ def features_as_declared(run: Run) -> list[Check]:
             value = f"not checked: {pool_text(run, arm)}; features are theirs"
             checks.append(Check(FEATURES, arm.name, None, value, "observed as declared"))
             continue
-        said, seen = declared(arm), observed(run, arm)
+        said, seen = arm.claims, observed(run, arm)
         pairs = [(s, o) for s, o in zip(said, seen, strict=True) if s is not None]
         wrong = any(o is not None and s != o for s, o in pairs)
         blind = any(o is None for _, o in pairs)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from reports import metrics, words
 from reports.article import beside
-from reports.checks_arms import declared, features_text, observed
+from reports.checks_arms import features_text, observed
 from reports.classes import advantage_text, mean_over, roll_up
 from reports.compare import PRIMARY
 from reports.figures import draw_all
@@ -169,7 +169,7 @@ def arm_lines(judgement: Judgement) -> list[ArmLine]:
     run = judgement.run
     lines: list[ArmLine] = []
     for arm in run.manifest.arms:
-        said, seen = declared(arm), observed(run, arm)
+        said, seen = arm.claims, observed(run, arm)
         pool = pool_text(run, arm) if arm.is_proxy else None
         probe = arm.probe
         facts = {

@@ -201,6 +201,17 @@ def test_declared_and_observed() -> None:
     unknown = record("x", {"caching": "on"}, prefix_caching=None)
     assert "could not tell whether prefix caching is on" in declared_notes(unknown)[0]
     assert declared_notes(record("x", {}, prefix_caching=True, speculative=True)) == []
+    named = record("mtp", {}, prefix_caching=True, speculative=True)
+    (note,) = declared_notes(named)
+    assert note.startswith("ARM mtp IS NOT WHAT IT SAYS: its name says prefix caching off, observed on")
+    named = record("plain", {}, prefix_caching=None, speculative=True)
+    assert "its name says no drafts, observed speculative decoding on" in declared_notes(named)[0]
+    assert "could not tell whether prefix caching is on (as its name says)" in declared_notes(named)[1]
+    fewer = record(
+        "mtp", {"caching": "off", "drafts": "3"}, prefix_caching=False, speculative=True, drafts=1.0
+    )
+    (note,) = declared_notes(fewer)
+    assert note == "ARM mtp IS NOT WHAT IT SAYS: declared 3 draft tokens, observed 1.0 a step"
     honest = record("both", {"caching": "on", "drafts": "3"}, prefix_caching=True, speculative=True)
     assert declared_notes(honest) == []
 
@@ -227,6 +238,9 @@ def test_differences_beyond_the_declared_factors() -> None:
     assert note == (
         "arms cache / mtp differ beyond what is declared: version 0.32.0 / 0.33.0; cache_dtype fp8 / auto"
     )
+    two.probe.version, two.probe.cache_config["cache_dtype"] = "0.32.0", "fp8"
+    one.probe.root, two.probe.root = "/models/a", "/models/b"
+    assert "differ beyond what is declared: root /models/a / /models/b" in difference_notes([one, two])[0]
     undeclared = [record(arm.name, {}, cache_config=arm.probe.cache_config) for arm in (one, two)]
     (note,) = difference_notes(undeclared)
     assert "enable_prefix_caching True / False" in note
