@@ -300,8 +300,9 @@ def declared_notes(record: ArmRecord) -> list[str]:
     }
     if caching is not None and probe.prefix_caching is not None and caching != probe.prefix_caching:
         notes.append(
-            f"{shout} {source['caching']} prefix caching {_on(caching)}, observed {_on(probe.prefix_caching)} "
-            f"(one prompt sent three times, cached tokens {_shown(probe.cached_tokens_probe)})"
+            f"{shout} {source['caching']} prefix caching {_on(caching)}, "
+            f"observed {_on(probe.prefix_caching)} (one prompt sent three times, cached tokens "
+            f"{_shown(probe.cached_tokens_probe)})"
         )
     count = int(record.declared.get("drafts", "0"))
     said = f"{source['drafts']} {f'{count} draft tokens' if count else 'drafts' if drafting else 'no drafts'}"

@@ -200,7 +200,7 @@ class ArmRecord(msgspec.Struct, kw_only=True):
 
     @property
     def claims(self) -> tuple[bool | None, bool | None]:
-        """(prefix caching, speculative decoding) as declared, else as the arm's name says; None = no claim."""
+        """(prefix caching, speculative decoding) as declared, else as its name says; None = no claim."""
         caching, drafts = NAMED_ARMS.get(self.name, (None, None))
         said = self.declared.get("caching")
         if said in ("on", "off"):
