@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from locustfiles import sweep
-from locustfiles.records import Manifest, read_json
+from locustfiles.records import Done, Manifest, read_json
 from locustfiles.run import locust_command
 from tests.locustfiles.sweep_standin import StandIn, fake_command, fake_tables, serving
 
@@ -220,6 +220,32 @@ def test_a_dead_arm_is_skipped_and_the_other_goes_on(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("faceoff: 4 of 8 cells did not finish: arm mtp is gone: /health answers HTTP 503")
     assert "ValueError: out of blocks" in last
+
+
+def test_a_cell_in_which_the_arm_died_ends_as_failed_for_its_readers_too(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process went on to the end and wrote a done.json: nothing may be concluded from it all the same."""
+    monkeypatch.setattr("locustfiles.run.time.sleep", lambda _: None)
+    monkeypatch.setenv("FACEOFF_RESTART", "true")
+    with serving(StandIn()) as one, serving(StandIn(caching=False, drafts=3)) as two:
+        # Well when probed and before its first cell, gone after it, well again once started anew.
+        looks = iter([200, 200, 503, 503, 503])
+        monkeypatch.setattr(StandIn, "ill", lambda it: next(looks, 200) if it is two else 200)
+        first = {"cache": "ok", "mtp": "failing"}
+
+        def command(run: Any, cell: Any) -> list[str]:
+            result: list[str] = fake_command(first.pop(cell.arm, "ok"))(run, cell)
+            return result
+
+        argv = ["--plan", "plan.toml", "--arms", specs(one, two), "--out", "run"]
+        assert sweep.main(argv, command=command, measure=fake_tables) == 1
+    manifest = read_json(Path("run/manifest.json"), Manifest)
+    done = {cell.id: read_json(Path("run/cells", cell.id, "done.json"), Done) for cell in manifest.cells}
+    (failed,) = [cell for cell in manifest.cells if done[cell.id].failed]
+    assert failed.arm == "mtp"
+    assert done[failed.id].complete
+    assert str(done[failed.id].failed).startswith("arm mtp is gone: /health answers HTTP 503")
 
 
 def test_a_dead_arm_is_started_anew_once_where_the_launcher_says_how(

@@ -18,6 +18,17 @@ def test_unfinished_cells_are_listed_and_never_judged(tmp_path):
     assert "inconclusive: needs 3 repeats" in primary.reasons
 
 
+def test_a_cell_in_which_its_arm_died_is_listed_and_not_judged(tmp_path):
+    """Its failures are few enough to pass the limit on failures over all repeats."""
+    folder = RunBuilder(tmp_path / "run").write()
+    path = folder / "cells/multi_turn.context=8192.u2.r3.mtp/done.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"failed": "arm mtp is gone: out of memory"}))
+    run = read_run(folder)
+    assert [cell.problem for cell in run.unfinished] == ["failed: arm mtp is gone: out of memory"]
+    (primary,) = judge(run, Options()).primary
+    assert primary.repeats == 2
+
+
 def test_a_run_that_has_only_begun(tmp_path):
     folder = RunBuilder(tmp_path / "run").write()
     for cell in (folder / "cells").iterdir():
