@@ -28,7 +28,7 @@ _TROUBLE = re.compile(r"error|exception|fatal|abort|cannot|failed", re.IGNORECAS
 #: Lines that only point to another one (vLLM's front end says that its engine failed), and source lines.
 _POINTER = re.compile(
     r"see (the )?(root cause|stack trace)|EngineDeadError|^Traceback|^ *File \"|^ *(raise|return) |\^\^\^|"
-    r"shutting down|^Engine Exception caught",
+    r"shutting down|^Engine Exception caught|output_handler failed",
     re.IGNORECASE,
 )
 
@@ -37,7 +37,8 @@ def log_reason(path: Path) -> str:
     """The line of a log that tells why its process died; "" if there is no log or nothing in it.
 
     The last exception that is no pointer to another one, where it stands at the end or shortly before the
-    notice of a death; else that notice; else the last line that speaks of trouble; else the last line.
+    notice of a death; else that notice; else the last line near the end that speaks of trouble, one that only
+    points to another where there is nothing better; else the last line.
     """
     try:
         with path.open("rb") as file:
@@ -55,6 +56,8 @@ def log_reason(path: Path) -> str:
     elif exceptions:
         found = exceptions[-1][1]
     else:
-        trouble = [line for _, line in telling if _TROUBLE.search(line)]
-        found = (trouble or lines or [""])[-1]
+        recent = len(lines) - CAUSE_LINES
+        trouble = [line for index, line in telling if index >= recent and _TROUBLE.search(line)]
+        pointers = [line for line in lines[-CAUSE_LINES:] if _EXCEPTION.match(line)]
+        found = (trouble or pointers or lines or [""])[-1]
     return one_line(found.strip(), 240)

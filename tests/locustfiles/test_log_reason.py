@@ -41,7 +41,7 @@ QUIET = "(APIServer pid=12) INFO 11-30 22:00:00 [loggers.py:1] Avg prompt throug
         ("loading\nValueError: no such model\n", "ValueError: no such model"),
         ("vllm: error: unrecognized arguments: --nope\n", "vllm: error: unrecognized arguments: --nope"),
         ("bash: line 1: 7 Killed                  python server.py\nbye\n", "bash: line 1: 7 Killed"),
-        (POINTED, "vllm.v1.engine.exceptions.EngineDeadError"),
+        (FRONT + "AsyncLLM output_handler failed.\n" + POINTED, "vllm.v1.engine.exceptions.EngineDeadError"),
         ("one\n\n  two  \n", "two"),
         ("", ""),
     ],
