@@ -29,6 +29,8 @@ class Options(msgspec.Struct, kw_only=True):
     model: str
     calibration: Calibration
     engine: EngineConfig
+    #: ``--num-gpu-blocks-override`` as given.
+    blocks_override: int | None
     clock_scale: float
     seed: int
     release: str
@@ -87,10 +89,15 @@ def _drafts(arguments: argparse.Namespace) -> tuple[int, bool]:
         config = _Speculative(arguments.spec_tokens)
     else:
         return 0, False
-    if not 0 <= config.num_speculative_tokens <= 16:
-        raise OptionError(f"num_speculative_tokens is {config.num_speculative_tokens}; give 0 to 16")
-    drop = arguments.release == "0.32" and not config.disable_eagle_block_drop
-    return config.num_speculative_tokens, drop and config.num_speculative_tokens > 0
+    if not 1 <= config.num_speculative_tokens <= 16:
+        raise OptionError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}; give 1 to 16, "
+            "or leave the flag out for no drafts"
+        )
+    return (
+        config.num_speculative_tokens,
+        arguments.release == "0.32" and not config.disable_eagle_block_drop,
+    )
 
 
 def engine_config(arguments: argparse.Namespace, calibration: Calibration) -> EngineConfig:
@@ -165,6 +172,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         model=arguments.served_model_name or calibration.model.name,
         calibration=calibration,
         engine=engine_config(arguments, calibration),
+        blocks_override=arguments.num_gpu_blocks_override,
         clock_scale=arguments.clock_scale,
         seed=arguments.seed,
         release=arguments.release,

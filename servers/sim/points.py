@@ -92,7 +92,8 @@ def _target(point: Point, metric: str, value: float, simulate: Callable[[Results
 def _flags(point: Point) -> tuple[str, ...]:
     caching = "--enable-prefix-caching" if point.caching else "--no-enable-prefix-caching"
     budget = ("--max-num-batched-tokens", str(point.max_num_batched_tokens))
-    return (caching, *budget, "--spec-tokens", str(point.drafts))
+    drafts = ("--spec-tokens", str(point.drafts)) if point.drafts else ()
+    return (caching, *budget, *drafts)
 
 
 def _measure(point: Point) -> Callable[[Results], Replayed]:

@@ -97,7 +97,7 @@ def test_points_of_a_known_server_give_its_constants_back(tmp_path, capsys):
     truth.draft.acceptance = [0.8, 0.6]
     text = POINTS
     for users, prompt, drafts in ((1, 256, 0), (1, 4096, 0), (1, 1024, 2)):
-        flags = ["--no-enable-prefix-caching", "--spec-tokens", str(drafts)]
+        flags = ["--no-enable-prefix-caching", *(["--spec-tokens", str(drafts)] if drafts else [])]
         found = replay(configuration(flags, truth), truth, Load(users=users, prompt=prompt, output=64))
         text += f"""
         [[points]]
@@ -117,7 +117,7 @@ def test_points_of_a_known_server_give_its_constants_back(tmp_path, capsys):
     assert mine.model.name == "mine"
     # What the points did not measure cannot be told apart; what they did is met.
     for users, prompt, drafts in ((1, 2048, 0), (1, 512, 2)):
-        flags = ["--no-enable-prefix-caching", "--spec-tokens", str(drafts)]
+        flags = ["--no-enable-prefix-caching", *(["--spec-tokens", str(drafts)] if drafts else [])]
         given = Load(users=users, prompt=prompt, output=64)
         one, other = (replay(configuration(flags, c), c, given) for c in (truth, mine))
         assert other.ttft_p50() == pytest.approx(one.ttft_p50(), rel=0.15)
