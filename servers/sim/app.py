@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from . import bodies
-from .bodies import ApiError, ChatBody, CompletionBody, GenerationBody
+from .bodies import ApiError, ChatBody, CompletionBody, GenerationBody, RoutingError
 from .clock import FASTEST, SLOWEST
 from .driver import Driver
 from .faults import Fault, FaultyStream, FaultyWhole
@@ -57,10 +57,10 @@ class App:
         methods = self._routes.get(exchange.path)
         try:
             if methods is None:
-                raise ApiError(404, "Not Found", "NotFoundError")
+                raise RoutingError(404, "Not Found")
             handler = methods.get(exchange.method)
             if handler is None:
-                raise ApiError(405, "Method Not Allowed", "MethodNotAllowed")
+                raise RoutingError(405, "Method Not Allowed")
             handler(exchange)
         except ApiError as error:
             exchange.respond(error.status, error.body())
@@ -102,6 +102,9 @@ class App:
         exchange.respond(200, page, "text/plain; version=0.0.4; charset=utf-8")
 
     def _reset(self, exchange: Exchange) -> None:
+        if bodies.flag(exchange.query, "reset_running_requests"):
+            message = "reset_running_requests is not simulated; wait until nothing runs."
+            raise ApiError(501, message, "NotImplementedError")
         self._json(exchange, {"success": self.driver.engine.memory.pool.forget()})
 
     def _clock_scale(self, exchange: Exchange) -> None:
@@ -116,14 +119,16 @@ class App:
         self._version(exchange)
 
     def _tokenize(self, exchange: Exchange) -> None:
+        bodies.require_json(exchange.headers)
         body = bodies.decode(exchange.body, bodies.TokenizeBody)
+        bodies.check_model(body.model, self.options.model)
         if body.messages is not None:
             opens = body.add_generation_prompt is not False
             text = render_chat([(message.role, message.text()) for message in body.messages], opens)
         elif body.prompt is not None:
             text = body.prompt.encode("utf-8", "surrogatepass")
         else:
-            raise ApiError(400, "Either prompt or messages must be given.", param="prompt")
+            raise bodies.missing("body.prompt", "body.messages")
         numbers, pieces = self.vocabulary.encode(text)
         self._json(
             exchange,
@@ -136,10 +141,13 @@ class App:
         )
 
     def _detokenize(self, exchange: Exchange) -> None:
+        bodies.require_json(exchange.headers)
         body = bodies.decode(exchange.body, bodies.DetokenizeBody)
+        bodies.check_model(body.model, self.options.model)
         self._json(exchange, {"prompt": self.vocabulary.decode(body.tokens)})
 
     def _generate(self, exchange: Exchange, chat: bool) -> None:
+        bodies.require_json(exchange.headers)
         self.driver.arrive(exchange.arrived, lambda arrival: self._prepare(exchange, chat, arrival))
 
     def _prepare(self, exchange: Exchange, chat: bool, arrival: float) -> None:
@@ -151,13 +159,11 @@ class App:
             if chat:
                 body = bodies.decode(exchange.body, ChatBody)
                 text = self._chat_text(body)
-                asked = body.max_completion_tokens or body.max_tokens
             else:
                 body = bodies.decode(exchange.body, CompletionBody)
                 text = self._completion_text(body)
-                asked = body.max_tokens if body.max_tokens is not None else 16
             exchange.body = b""
-            self._submit(exchange, body, text, asked, chat, arrival)
+            self._submit(exchange, body, text, chat, arrival)
         except ApiError as error:
             exchange.respond(error.status, error.body())
         except Exception:
@@ -170,7 +176,9 @@ class App:
     def _chat_text(self, body: ChatBody) -> bytes:
         bodies.check_generation(body, self.options.model)
         if not body.messages:
-            raise ApiError(400, "messages must not be empty.", param="messages")
+            raise bodies.invalid(
+                "Cannot apply chat template to an empty conversation. Provide at least one message."
+            )
         opens = body.add_generation_prompt is not False
         return render_chat([(message.role, message.text()) for message in body.messages], opens)
 
@@ -185,10 +193,10 @@ class App:
         elif isinstance(prompt, list) and all(isinstance(number, int) for number in prompt):
             text = self.vocabulary.decode(number for number in prompt if isinstance(number, int))
         else:
-            raise ApiError(400, "This simulator takes one prompt per request.", param="prompt")
+            raise bodies.invalid("This simulator takes one prompt per request.", "prompt")
         encoded = text.encode("utf-8", "surrogatepass")
         if not count_tokens(encoded):
-            raise ApiError(400, "The prompt must not be empty.", param="prompt")
+            raise bodies.invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         return encoded
 
     def _submit(
@@ -196,15 +204,15 @@ class App:
         exchange: Exchange,
         body: GenerationBody,
         text: bytes,
-        asked: int | None,
         chat: bool,
         arrival: float,
     ) -> None:
         prompt = Prompt(text, self._unit, body.cache_salt or "")
-        limit = bodies.output_limit(asked, prompt.tokens, self.options.engine.max_model_len)
+        as_text = not (isinstance(body, CompletionBody) and body.numbers())
+        limit = bodies.output_limit(body, prompt.tokens, self.options.engine.max_model_len, as_text)
         tokens, reason = limit, "length"
         if not body.ignore_eos:
-            natural = max(prompt.answer.natural_length(), body.min_tokens or 0)
+            natural = max(prompt.answer.natural_length(), body.min_tokens)
             if natural <= limit:
                 tokens, reason = natural, "stop"
                 prompt.answer.end = natural - 1
@@ -220,7 +228,7 @@ class App:
                 self.driver.abort(request)
 
         exchange.on_gone = gone
-        request.sink = self._sink(exchange, body, request, prompt, chat, fault)
+        request.sink = self._sink(exchange, body, request, prompt, limit, fault)
         self.driver.submit(request, arrival)
 
     def _sink(
@@ -229,10 +237,11 @@ class App:
         body: GenerationBody,
         request: Request,
         prompt: Prompt,
-        chat: bool,
+        limit: int,
         fault: Fault | None,
     ) -> Sink:
-        reply = Reply(exchange, request, prompt.answer, self.options.model, chat)
+        chat = isinstance(body, ChatBody)
+        reply = Reply(exchange, request, prompt.answer, self.options.model, chat, limit)
         if not body.stream:
             return WholeReply(reply) if fault is None else FaultyWhole(reply, fault)
         options = body.stream_options or bodies.StreamOptions()

@@ -62,6 +62,7 @@ class _Client(asyncio.Protocol):
         """asyncio callback."""
         assert isinstance(transport, asyncio.Transport)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n"
+        head += b"content-type: application/json\r\n"
         transport.write(head + b"content-length: %d\r\n\r\n" % len(self._body) + self._body)
 
     def data_received(self, data: bytes) -> None:

@@ -142,12 +142,10 @@ class FaultyStream(StreamReply):
             return
         reasoning = int(self.fault.value) if self.fault.kind == "reasoning" else 0
         if self.chat and self.sent < reasoning and self.sent < self.produced:
-            stop = min(self.produced, reasoning)
-            text = self.reply.text(self.sent, stop)
-            self.sent = stop
+            text = self.take(min(self.produced, reasoning))
             delta = b'{"index":0,"delta":{"reasoning":"%b"},"logprobs":null,"finish_reason":null}]' % text
             data = self.start()
-            self.exchange.write(data + self.exchange.frame(self.opening + delta + self.closing()))
+            self.exchange.write(data + self.exchange.frame(self.opening + delta + self.closing(self.sent)))
         super().flush()
 
     def finish(self) -> None:

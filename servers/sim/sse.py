@@ -15,28 +15,38 @@ from .text import Answer
 class Sink(Protocol):
     """Where a request's tokens go."""
 
+    @property
+    def limit(self) -> int:
+        """Tokens that the request might have had: what it asked for, or the rest of the context."""
+
     def push(self, tokens: int, finished: bool) -> None:
         """``tokens`` more tokens exist; ``finished`` with the last ones."""
 
 
-def usage_json(request: Request) -> bytes:
-    """The ``usage`` object."""
-    return (
-        b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-        % (
-            request.prompt_tokens,
-            request.prompt_tokens + request.generated,
-            request.generated,
-            request.cached_tokens,
-        )
+def running_usage(request: Request, generated: int) -> bytes:
+    """The ``usage`` object of an event that is not the last: no details."""
+    prompt = request.prompt_tokens
+    return b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+        prompt,
+        prompt + generated,
+        generated,
     )
+
+
+def usage_json(request: Request) -> bytes:
+    """The ``usage`` object of a whole response."""
+    counts = running_usage(request, request.generated)
+    return counts[:-1] + b',"prompt_tokens_details":{"cached_tokens":%d}}' % request.cached_tokens
 
 
 class Reply:
     """What all responses to one request share: identity, shape and text."""
 
-    def __init__(self, exchange: Exchange, request: Request, answer: Answer, model: str, chat: bool) -> None:
+    def __init__(
+        self, exchange: Exchange, request: Request, answer: Answer, model: str, chat: bool, limit: int
+    ) -> None:
         self.exchange = exchange
+        self.limit = limit
         self.request = request
         self.answer = answer
         self.chat = chat
@@ -78,20 +88,31 @@ class StreamReply:
             self._after = b'","logprobs":null,"finish_reason":null,"stop_reason":null}]'
         self.exchange.on_room = self.flush
 
-    def closing(self) -> bytes:
-        """The end of an event that is not the last."""
+    @property
+    def limit(self) -> int:
+        """See Sink."""
+        return self.reply.limit
+
+    def closing(self, sent: int) -> bytes:
+        """The end of an event that is not the last, with ``sent`` tokens sent up to its own."""
         if self.continuous_usage:
-            return b',"usage":' + usage_json(self.request) + b"}\n\n"
+            return b',"usage":' + running_usage(self.request, sent) + b"}\n\n"
         return b"}\n\n"
 
     def role_event(self) -> bytes:
         """The first event of a chat stream: the role, no text."""
         delta = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return self.opening + delta + self.closing()
+        return self.opening + delta + self.closing(0)
+
+    def take(self, stop: int) -> bytes:
+        """The text up to token ``stop`` that was not sent yet; it counts as sent now."""
+        text = self.reply.text(self.sent, stop)
+        self.sent = stop
+        return text
 
     def text_event(self, text: bytes) -> bytes:
         """An event that carries text."""
-        return self._before + text + self._after + self.closing()
+        return self._before + text + self._after + self.closing(self.sent)
 
     def last_event(self, text: bytes) -> bytes:
         """The event with the last text and the finish reason."""
@@ -100,7 +121,7 @@ class StreamReply:
             after = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":null}]' % reason
         else:
             after = b'","logprobs":null,"finish_reason":"%b","stop_reason":null}]' % reason
-        return self._before + text + after + self.closing()
+        return self._before + text + after + self.closing(self.sent)
 
     def usage_event(self) -> bytes:
         """The event behind the last choice."""
@@ -133,16 +154,13 @@ class StreamReply:
         """Send what exists."""
         if self.sent == self.produced:
             return
-        event = self.text_event(self.reply.text(self.sent, self.produced))
-        self.sent = self.produced
-        data = self.exchange.frame(event)
+        data = self.exchange.frame(self.text_event(self.take(self.produced)))
         self.exchange.write(data if self.started else self.start() + data)
 
     def finish(self) -> None:
         """Send the rest, usage and the end."""
         frame = self.exchange.frame
-        data = self.start() + frame(self.last_event(self.reply.text(self.sent, self.produced)))
-        self.sent = self.produced
+        data = self.start() + frame(self.last_event(self.take(self.produced)))
         if self.include_usage:
             data += frame(self.usage_event())
         self.exchange.end(data + frame(b"data: [DONE]\n\n"))
@@ -153,6 +171,11 @@ class WholeReply:
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
+
+    @property
+    def limit(self) -> int:
+        """See Sink."""
+        return self.reply.limit
 
     def push(self, tokens: int, finished: bool) -> None:
         """See Sink."""

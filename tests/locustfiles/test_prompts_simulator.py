@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def ask(port, method, path, body=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"Content-Type": "application/json"})
         return json.loads(connection.getresponse().read() or b"null")
     finally:
         connection.close()

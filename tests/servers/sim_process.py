@@ -65,6 +65,13 @@ def chat(text, **fields):
     }
 
 
+def raw_post(text, **fields):
+    """The bytes of an HTTP request with such a body, for tests that hold the socket themselves."""
+    body = json.dumps(chat(text, **fields)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    return head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
 def events(sim, body, path="/v1/chat/completions", headers=None):
     """The JSON events of a stream, and whether it ended with [DONE]."""
     with requests.post(sim.url + path, json=body, headers=headers, stream=True, timeout=30) as reply:

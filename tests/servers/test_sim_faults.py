@@ -27,7 +27,8 @@ def contents(found):
 
 def test_die_breaks_the_connection_in_the_middle(sim):
     connection = http.client.HTTPConnection("127.0.0.1", sim.port, timeout=10)
-    connection.request("POST", "/v1/chat/completions", json.dumps(chat("x", max_tokens=50)), fault("die:5"))
+    headers = {**fault("die:5"), "Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(chat("x", max_tokens=50)), headers)
     reply = connection.getresponse()
     received = []
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
