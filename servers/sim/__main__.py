@@ -21,7 +21,8 @@ async def serve(options: Options) -> None:
     """Serve until a signal arrives; prints the address first. Raises OSError on a taken port."""
     loop = asyncio.get_running_loop()
     engine = Engine(options.engine, options.calibration, options.seed)
-    driver = Driver(engine, Metrics(engine, options.model), ModelClock(options.clock_scale))
+    metrics = Metrics(engine, options.model, options.blocks_override)
+    driver = Driver(engine, metrics, ModelClock(options.clock_scale))
     app = App(options, driver)
     connections: set[HttpProtocol] = set()
     server = await loop.create_server(

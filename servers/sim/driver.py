@@ -55,9 +55,8 @@ class Driver:
             self._rearm(self._loop.time())
 
     def abort(self, request: Request) -> None:
-        """The client is gone."""
+        """The client is gone. vLLM counts such requests nowhere, not even under ``abort``."""
         self.engine.abort(request)
-        self.metrics.finished["abort"] += 1
 
     def _model(self, wall: float) -> float:
         return self.clock.now() - (time.monotonic() - wall) * self.clock.scale
@@ -119,16 +118,15 @@ class Driver:
     def _emit(self, due: float) -> None:
         step = self.engine.step
         assert step is not None
-        scheduled = len(step.decodes) * (1 + self.engine.config.drafts) + sum(
-            chunk[2] for chunk in step.chunks
-        )
-        self.metrics.iteration.observe(scheduled)
         monotonic, observe, late = time.monotonic, self.metrics.observe, self.metrics.lateness.observe
-        for output in self.engine.finish():
+        outputs = self.engine.finish()
+        for output in outputs:
             sink: Sink = output.request.sink  # type: ignore[assignment]
             sink.push(output.tokens, output.finished)
             if output.finished:
                 # Request and sink hold each other; parted, they need no garbage collection.
                 output.request.sink = None
             late(max(0.0, monotonic() - due))
-            observe(output)
+            observe(output, sink.limit)
+        if outputs:
+            self.metrics.observe_step(outputs)

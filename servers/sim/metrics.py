@@ -70,8 +70,9 @@ class Histogram:
 class Metrics:
     """Histograms fed by the driver; counters and gauges are read from the engine on request."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: Engine, model: str, blocks_override: int | None = None) -> None:
         self.engine = engine
+        self._blocks_override = blocks_override
         self.labels = {"engine": "0", "model_name": model}
         tokens = one_two_five(engine.config.max_model_len)
         self.ttft, self.itl, self.tpot = Histogram(_TTFT), Histogram(_PER_TOKEN), Histogram(_PER_TOKEN)
@@ -79,13 +80,24 @@ class Metrics:
         self.prefill, self.decode = Histogram(_LATENCY), Histogram(_LATENCY)
         self.prompt_tokens, self.generation_tokens = Histogram(tokens), Histogram(tokens)
         self.computed_tokens, self.max_tokens = Histogram(tokens), Histogram(tokens)
-        self.preemptions = Histogram((0, 1, 2, 5, 10, 20))
+        self.longest = Histogram(tokens)
+        self.choices = Histogram((1, 2, 5, 10, 20))
+        self.preemptions = Histogram((1, 2, 3, 4, 5, 10, 20))
         self.iteration = Histogram(_ITERATION)
         self.lateness = Histogram(_LATENESS)
-        self.finished = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self.finished = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
 
-    def observe(self, output: Output) -> None:
-        """Count one output of a step."""
+    def observe_step(self, outputs: Sequence[Output]) -> None:
+        """Count a step that gave tokens: those, and each prompt's uncached part with its first token."""
+        total = 0
+        for output in outputs:
+            total += output.tokens
+            if output.first:
+                total += output.request.prompt_tokens - output.request.cached_tokens
+        self.iteration.observe(total)
+
+    def observe(self, output: Output, limit: int) -> None:
+        """Count one output of a step, of a request that may have up to ``limit`` tokens."""
         request = output.request
         if output.first:
             assert request.first_token_at is not None
@@ -103,12 +115,13 @@ class Metrics:
         self.prefill.observe(first - scheduled)
         self.inference.observe(last - scheduled)
         self.decode.observe(last - first)
-        if request.generated > 1:
-            self.tpot.observe((last - first) / (request.generated - 1))
+        self.tpot.observe((last - first) / (request.generated - 1) if request.generated > 1 else 0.0)
         self.prompt_tokens.observe(request.prompt_tokens)
         self.generation_tokens.observe(request.generated)
         self.computed_tokens.observe(request.prompt_tokens - request.cached_tokens)
-        self.max_tokens.observe(request.output_tokens)
+        self.max_tokens.observe(limit)
+        self.longest.observe(request.generated)
+        self.choices.observe(1)
         self.preemptions.observe(request.preemptions)
 
     def page(self, clock_scale: float) -> bytes:
@@ -142,9 +155,26 @@ class Metrics:
             ({"reason": "capacity"}, waiting),
             ({"reason": "deferred"}, 0),
         )
+        gauge(
+            "engine_sleep_state",
+            "Engine sleep state; awake = 1 means engine is awake.",
+            ({"sleep_state": "awake"}, 1),
+            ({"sleep_state": "weights_offloaded"}, 0),
+            ({"sleep_state": "discard_all"}, 0),
+        )
         gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", ({}, pool.usage))
         counter("prefix_cache_queries", "Prefix cache queries, in tokens.", ({}, counters.prefix_queries))
         counter("prefix_cache_hits", "Prefix cache hits, in tokens.", ({}, counters.prefix_hits))
+        for name, what in (
+            ("external_prefix_cache_queries", "External prefix cache queries, in tokens."),
+            ("external_prefix_cache_hits", "External prefix cache hits, in tokens."),
+            ("mm_cache_queries", "Multi-modal cache queries, in items."),
+            ("mm_cache_hits", "Multi-modal cache hits, in items."),
+            ("estimated_flops_per_gpu", "Estimated floating point operations (not estimated here)."),
+            ("estimated_read_bytes_per_gpu", "Estimated bytes read from memory (not estimated here)."),
+            ("estimated_write_bytes_per_gpu", "Estimated bytes written to memory (not estimated here)."),
+        ):
+            counter(name, what, ({}, 0))
         counter("num_preemptions", "Cumulative number of preemptions.", ({}, counters.preemptions))
         counter("prompt_tokens", "Number of prefill tokens processed.", ({}, counters.prompt_tokens))
         counter(
@@ -156,6 +186,12 @@ class Metrics:
             ({"source": "local_compute"}, counters.prompt_tokens - counters.prompt_tokens_cached),
             ({"source": "local_cache_hit"}, counters.prompt_tokens_cached),
             ({"source": "external_kv_transfer"}, 0),
+        )
+        counter(
+            "prompt_tokens_cached_by_source",
+            "Prefix-cache hit tokens, by the cache tier that supplied them.",
+            ({"source": "device"}, counters.prefix_hits),
+            *(({"source": tier}, 0) for tier in ("host", "p2p", "disk", "external_unspecified")),
         )
         counter(
             "generation_tokens", "Number of generation tokens processed.", ({}, counters.generated_tokens)
@@ -206,6 +242,12 @@ class Metrics:
                 self.computed_tokens,
                 "Prompt tokens computed, not cached.",
             ),
+            (
+                "request_max_num_generation_tokens",
+                self.longest,
+                "Generation tokens of the longest choice.",
+            ),
+            ("request_params_n", self.choices, "The n request parameter."),
             ("request_params_max_tokens", self.max_tokens, "The max_tokens request parameter."),
             ("request_num_preemptions", self.preemptions, "Preemptions of a request."),
             ("iteration_tokens_total", self.iteration, "Number of tokens per engine step."),
@@ -225,7 +267,7 @@ class Metrics:
             "mamba_cache_mode": "align" if config.caching and config.state_groups else "none",
             "num_cpu_blocks": "None",
             "num_gpu_blocks": str(config.blocks),
-            "num_gpu_blocks_override": "None",
+            "num_gpu_blocks_override": str(self._blocks_override),
             "prefix_caching_hash_algo": "sha256",
             "prefix_match_unit": str(config.match_unit),
             "sliding_window": "None",

@@ -156,8 +156,10 @@ def test_a_client_that_hangs_up_frees_its_blocks_at_once():
             assert metric(sim, "vllm:num_requests_running") == 1
         sim.wait_for(lambda: metric(sim, "vllm:num_requests_running") == 0)
         assert metric(sim, "vllm:kv_cache_usage_perc") == 0
-        assert metric(sim, "vllm:request_success_total", finished_reason="abort") == 1
-        assert metric(sim, "vllm:request_success_total", finished_reason="length") == 0
+        # As in vLLM, which forgets such requests before it counts what ended: not even "abort" goes up.
+        for reason in ("abort", "stop", "length", "error"):
+            assert metric(sim, "vllm:request_success_total", finished_reason=reason) == 0
+        assert metric(sim, "vllm:e2e_request_latency_seconds_count") == 0
 
 
 def test_clock_scale_changes_only_while_idle():
@@ -225,6 +227,34 @@ def test_metrics_have_vllms_names_types_and_labels(sim):
     ]
     assert sum(by_position) == accepted
     assert by_position == sorted(by_position, reverse=True)
+
+
+def test_metrics_count_what_vllm_counts():
+    """The counting rules of vLLM's loggers, on two requests: one of 5,000 + 3 words, then its repetition."""
+    with SimProcess("--num-gpu-blocks-override", "800", "--max-num-batched-tokens", "2048") as sim:
+        body = chat(" ".join(["again"] * 5000), max_tokens=3)
+        prompt = 5000 + 5 + 3
+        cached = [cached_tokens(events(sim, body)[0]) for _ in range(2)]
+        assert cached[0] == 0
+        assert cached[1] > 0
+        # A step that gives no token is not counted, however many tokens of a prompt it computes; the first
+        # token of a request brings its whole uncached prompt with it.
+        assert metric(sim, "vllm:iteration_tokens_total_sum") == 2 * prompt - cached[1] + 6
+        assert metric(sim, "vllm:iteration_tokens_total_count") == 6
+        assert metric(sim, "vllm:prompt_tokens_cached_by_source_total", source="device") == cached[1]
+        assert metric(sim, "vllm:request_params_max_tokens_sum") == 6
+        assert metric(sim, "vllm:request_max_num_generation_tokens_sum") == 6
+        assert metric(sim, "vllm:request_params_n_sum") == 2
+        # Never preempted: in the first bucket, whose bound is 1.
+        assert metric(sim, "vllm:request_num_preemptions_bucket", le="1.0") == 2
+        name = "vllm:request_time_per_output_token_seconds"
+        before = [metric(sim, f"{name}_{what}") for what in ("count", "sum")]
+        events(sim, chat("one token", max_tokens=1))
+        assert [metric(sim, f"{name}_{what}") for what in ("count", "sum")] == [before[0] + 1, before[1]]
+        assert metric(sim, "vllm:cache_config_info", num_gpu_blocks_override="800") == 1
+        # An answer that ended by itself: what it was allowed, not what it took.
+        events(sim, chat("stop", max_tokens=2000, ignore_eos=False))
+        assert metric(sim, "vllm:request_params_max_tokens_sum") == 6 + 1 + 2000
 
 
 def test_no_speculative_metrics_without_drafts():
