@@ -201,6 +201,14 @@ class Metrics:
             "Count of successfully processed requests.",
             *(({"finished_reason": reason}, count) for reason, count in self.finished.items()),
         )
+        # The frontend's, which knows no engine; requests are refused by number only where a flag says so.
+        model = {"model_name": self.labels["model_name"]}
+        lines.append("# HELP vllm:admission_rejections_total Admission attempts rejected by a queue limit.")
+        lines.append("# TYPE vllm:admission_rejections_total counter")
+        lines.extend(
+            f"vllm:admission_rejections_total{_labels({**model, 'reason': reason})} 0.0"
+            for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
+        )
         if engine.config.drafts:
             counter("spec_decode_num_drafts", "Number of spec decoding drafts.", ({}, counters.drafts))
             counter("spec_decode_num_draft_tokens", "Number of draft tokens.", ({}, counters.draft_tokens))
