@@ -321,13 +321,45 @@ def test_an_arm_that_is_gone_holds_no_device(profile: OwnProfile) -> None:
     assert up.returncode == 0, up.stderr
 
 
-def test_h100_without_a_gpu_says_so_at_once(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FACEOFF_STATE": str(tmp_path / "state")}
-    up = subprocess.run(
-        ["bash", str(SERVERS / "up.sh"), "h100"], env=env, capture_output=True, text=True, timeout=30
+def h100(folder: Path, smi: str, *arms: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """up.sh h100 with an nvidia-smi that does as the shell command ``smi`` says."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "FACEOFF_STATE": str(folder / "state")}
+    return subprocess.run(
+        ["bash", str(SERVERS / "up.sh"), "h100", *arms],
+        env=env | more,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
+
+
+def test_h100_without_a_gpu_says_so_at_once(tmp_path: Path) -> None:
+    up = h100(tmp_path, "exit 9")
     assert up.returncode == 1
     assert up.stdout == ""
     assert up.stderr.startswith("error: profile h100 needs an NVIDIA GPU")
+
+
+TWO_GPUS = "echo 'GPU 0: H100'; echo 'GPU 1: H100'"
+
+
+@pytest.mark.parametrize(
+    ("arms", "more", "says"),
+    [
+        (["cache"], {"FACEOFF_CHECKPOINT": "/nowhere/model"}, "the checkpoint /nowhere/model is not there"),
+        (["cache"], {"FACEOFF_VLLM": "no-such-vllm"}, "no vllm command; install the extra"),
+        (["cache"], {"FACEOFF_DEVICE_CACHE": "gpu2"}, "wants gpu2, but there are only 2 GPUs"),
+        (["cache"], {"FACEOFF_DEVICE_CACHE": "0"}, "DEVICE=0 is not of the form gpu0"),
+        (["cache", "plain"], {}, "both want gpu0 for themselves"),
+    ],
+)
+def test_h100_that_cannot_start_says_why(
+    tmp_path: Path, arms: list[str], more: dict[str, str], says: str
+) -> None:
+    up = h100(tmp_path, TWO_GPUS, *arms, **more)
+    assert up.returncode == 1, up.stderr
+    assert up.stdout == ""
+    assert says in up.stderr
+    assert "Traceback" not in up.stderr
