@@ -124,6 +124,7 @@ class Engine:
         budget, preempted, last_drafts = self._schedule_running(decodes, chunks)
         if not preempted:
             self._admit(now, budget, chunks)
+        self.memory.end_scheduling()
         if not decodes and not chunks:
             return None
         self.step = Step(now, now + self._duration(decodes, chunks), decodes, chunks, last_drafts)
@@ -133,22 +134,21 @@ class Engine:
         self, decodes: list[Request], chunks: list[tuple[Request, int, int]]
     ) -> tuple[int, bool, int]:
         budget, drafts = self.config.max_batched_tokens, self.config.drafts
-        running, memory = self.running, self.memory
+        running, memory, caching = self.running, self.memory, self.config.caching
         preempted = False
         last_drafts = index = 0
         while index < len(running) and budget > 0:
             request = running[index]
             computed = request.computed
             missing = request.prompt_tokens + request.generated - computed
-            if missing == 1 and request.generated:
+            if missing == 1 and request.decoding:
                 tokens = min(1 + drafts, budget)
-                needed = computed + tokens + drafts
             else:
-                tokens = memory.chunk(request, min(missing, budget))
-                needed = computed + tokens
+                tokens = memory.chunk(request, min(missing, budget), request.junction)
                 if tokens == 0:
                     index += 1
                     continue
+            needed = computed + tokens + drafts
             if needed > request.capacity and not memory.grow(request, needed):
                 preempted = True
                 victim = self._preempt_last()
@@ -156,11 +156,14 @@ class Engine:
                     break
                 continue
             budget -= tokens
-            if missing == 1 and request.generated:
+            if missing == 1 and request.decoding:
                 decodes.append(request)
                 last_drafts = tokens - 1
+                if caching and computed >= request.name_at:
+                    memory.note_scheduled(request, computed + 1)
             else:
                 chunks.append((request, computed, tokens))
+                memory.note_chunk(request, computed + tokens)
             index += 1
         return budget, preempted, last_drafts
 
@@ -169,6 +172,7 @@ class Engine:
         victim = self.running.pop()
         self.memory.release(victim)
         victim.state = State.WAITING
+        victim.decoding = False
         victim.preemptions += 1
         self.counters.preemptions += 1
         self.waiting.appendleft(victim)
@@ -177,12 +181,14 @@ class Engine:
     def _admit(self, now: float, budget: int, chunks: list[tuple[Request, int, int]]) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.config.max_seqs:
             request = self.waiting[0]
-            hit, shared = self.memory.lookup(request)
-            request.computed = hit
-            tokens = self.memory.chunk(request, min(request.tokens - hit, budget))
-            if tokens == 0 or not self.memory.admit(request, hit, shared, tokens):
+            found = self.memory.lookup(request)
+            hit = request.computed = found.tokens
+            tokens = self.memory.chunk(request, min(request.tokens - hit, budget), found.junction)
+            if tokens == 0 or not self.memory.admit(request, found, tokens):
                 request.computed = 0
                 break
+            request.junction = found.junction
+            self.memory.note_chunk(request, hit + tokens)
             self.waiting.popleft()
             request.state = State.RUNNING
             self.running.append(request)
@@ -222,11 +228,10 @@ class Engine:
         if step is None:
             raise RuntimeError("finish() without a step under way")
         self.step = None
-        now, counters, memory = step.end, self.counters, self.memory
+        now, counters = step.end, self.counters
         counters.steps += 1
         outputs: list[Output] = []
-        drafts, size = self.config.drafts, self.config.block_size
-        caching = self.config.caching
+        drafts = self.config.drafts
         for request in step.decodes:
             if request.state != State.RUNNING:
                 continue
@@ -242,20 +247,18 @@ class Engine:
                     counters.accepted_per_position[position] += 1
                 tokens = min(tokens, request.output_tokens - request.generated)
             request.computed += tokens
-            if caching and request.computed >= (request.named + 1) * size:
-                memory.note_computed(request)
             outputs.append(self._output(request, tokens, now))
         for request, start, tokens in step.chunks:
             if request.state != State.RUNNING or request.computed != start:
                 continue
             request.computed += tokens
-            memory.note_computed(request)
             if request.computed == request.prompt_tokens + request.generated:
                 outputs.append(self._output(request, 1, now))
         return outputs
 
     def _output(self, request: Request, tokens: int, now: float) -> Output:
         request.generated += tokens
+        request.decoding = True
         self.counters.generated_tokens += tokens
         first = request.first_token_at is None
         if first:

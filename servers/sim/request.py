@@ -57,21 +57,27 @@ class Request:
         "capacity",
         "computed",
         "content",
+        "copy_state",
+        "decoding",
         "finish_reason",
         "first_token_at",
         "generated",
+        "junction",
         "key",
         "last_token_at",
+        "name_at",
         "named",
         "output_tokens",
         "preemptions",
         "prompt_tokens",
         "ready",
+        "retired",
+        "retired_at",
         "scheduled_at",
         "sink",
         "state",
         "state_blocks",
-        "stops",
+        "state_end",
     )
 
     def __init__(
@@ -95,15 +101,26 @@ class Request:
         self.last_token_at: float | None = None
         self.computed = 0
         self.generated = 0
+        #: Whether its last step gave a token, so that there are drafts to verify.
+        self.decoding = False
         self.cached_tokens = 0
         self.preemptions = 0
         self.blocks: list[int] = []
+        #: Blocks of the running recurrent state and of its drafts, and the position where they end.
         self.state_blocks: list[int] = []
-        #: Tokens for which blocks are held, and full blocks already named.
+        self.state_end = 0
+        #: Blocks of an earlier state, and the position behind which nobody reads them.
+        self.retired: list[int] = []
+        self.retired_at = 0
+        #: Whether the state was kept in the middle of a block, so that others may use what is written next.
+        self.copy_state = False
+        #: Tokens up to which nothing has to be allocated.
         self.capacity = 0
+        #: Full blocks already named, and the computed tokens at which the next one gets full.
         self.named = 0
-        #: Positions at which prefill stops so that the recurrent state there can be kept.
-        self.stops: list[int] = []
+        self.name_at = 0
+        #: Where it was seen to share a prefix whose state nobody kept; 0: nowhere.
+        self.junction = 0
         self.acceptance: Acceptance | None = None
         #: Whatever the caller wants to find again in an output.
         self.sink: object = None

@@ -119,7 +119,7 @@ def test_caching_off_neither_hits_nor_counts():
 
 def test_least_recently_used_prompts_are_evicted_first():
     calibration = plain_attention()
-    calibration.model.kv_cache_tokens = 10 * 16
+    calibration.model.kv_cache_tokens = 11 * 16  # ten blocks, and the one that vLLM never gives away
     server = engine(["--max-model-len", "160"], calibration)
     run(server, words("a", 49))
     run(server, words("b", 49))
@@ -137,7 +137,7 @@ def test_state_blocks_of_a_running_request(flags, held):
     prompt = Prompt(words("w", 6300), server.config.match_unit)
     server.submit(Request("r", prompt, prompt.tokens, 100), 0.0)
     now = server.next_ready()
-    while server.counters.generated_tokens == 0:
+    while server.counters.generated_tokens < 2:
         now = server.begin(now)
         server.finish()
-    assert server.config.blocks - server.memory.pool.free == held
+    assert server.memory.pool.usable - server.memory.pool.free == held
