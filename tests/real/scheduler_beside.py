@@ -162,7 +162,7 @@ class Real:
         self.scheduler.add_request(request)
 
     def step(self, given):
-        """What a step computes, the blocks in use, and who is done; ``given``: tokens that it gave to each."""
+        """What a step computes, the blocks in use, and who is done; ``given``: tokens it gave to each."""
         scheduler = self.scheduler
         output = scheduler.schedule()
         pool = scheduler.kv_cache_manager.block_pool
