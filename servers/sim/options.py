@@ -125,10 +125,11 @@ def engine_config(arguments: argparse.Namespace, calibration: Calibration) -> En
         )
     blocks = arguments.num_gpu_blocks_override or model.kv_cache_tokens // block
     needed = -(-max_model_len // block) + model.state_groups * (2 + drafts)
-    if needed > blocks:
+    # One block of the pool is the null block: a request that needs them all would wait for ever.
+    if needed > blocks - 1:
         raise OptionError(
             f"one request of --max-model-len {max_model_len} needs {needed} KV blocks, the pool has "
-            f"{blocks}; lower --max-model-len"
+            f"{blocks - 1} to give; lower --max-model-len"
         )
     if model.state_groups and arguments.max_num_seqs > blocks:
         raise OptionError(
