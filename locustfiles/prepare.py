@@ -12,10 +12,11 @@ from locustfiles import devices, estimate
 from locustfiles.arm_http import one_line
 from locustfiles.arms import Arm, ArmError, auth_headers
 from locustfiles.body import pinned_sampling
+from locustfiles.fingerprint import declared_notes, difference_notes
 from locustfiles.host import git_commit, host_facts, versions
 from locustfiles.plan import Plan, PlanError, expand, plan_record
 from locustfiles.point import read_point
-from locustfiles.probe import declared_notes, difference_notes, probe_arm
+from locustfiles.probe import probe_arm
 from locustfiles.prompts import TokenCounter, measure_table
 from locustfiles.records import ArmRecord, CellRecord, Manifest, write_json
 from locustfiles.run import CellCommand, Run, locust_command, say

@@ -11,13 +11,13 @@ import random
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from itertools import combinations
 from typing import Any
 
 from locustfiles.arm_http import ArmHttp, Metrics, Reply, one_line
 from locustfiles.arms import Arm, ArmError
 from locustfiles.body import OPTIONAL_FIELDS, chat_body
-from locustfiles.records import ArmProbe, ArmRecord
+from locustfiles.fingerprint import server_arguments
+from locustfiles.records import ArmProbe
 
 DEFAULT_BLOCK = 16
 #: Longer than two of the largest blocks known (hybrid models, 1600 tokens), where the size is not told; and
@@ -26,8 +26,6 @@ SHORTEST_PROMPT = 8192
 COLD_OUTPUT = 96
 #: Words of the first, short request; it also tells roughly how many tokens a word has.
 SHORT_WORDS = 240
-#: Draft tokens a step may be off from the declared number: the last step of an answer may have fewer.
-DRAFTS_OFF = 0.5
 
 _WORDS: list[str] = (
     "river table morning window garden letter market bridge winter summer doctor kitchen paper music "
@@ -153,6 +151,7 @@ def _probe(
         simulated=simulated,
         clock_scale=float(scale) if simulated and isinstance(scale, int | float) and scale > 0 else 1.0,
         tokenize=http.tokenizes(model),
+        server_args=server_arguments(arm.log),
     )
     for entry in entries:
         if entry["id"] == model and isinstance(entry.get("max_model_len"), int):
@@ -287,84 +286,3 @@ def _read_counters(
     if drafts and accepted is not None:
         probe.acceptance_length = 1 + accepted / drafts
     return []
-
-
-def declared_notes(record: ArmRecord) -> list[str]:
-    """Where an arm is not what it is declared to be, or what its name says."""
-    notes: list[str] = []
-    probe = record.probe
-    caching, drafting = record.claims
-    shout = f"ARM {record.name} IS NOT WHAT IT SAYS:"
-    source = {
-        name: "declared" if name in record.declared else "its name says" for name in ("caching", "drafts")
-    }
-    if caching is not None and probe.prefix_caching is not None and caching != probe.prefix_caching:
-        notes.append(
-            f"{shout} {source['caching']} prefix caching {_on(caching)}, "
-            f"observed {_on(probe.prefix_caching)} (one prompt sent three times, cached tokens "
-            f"{_shown(probe.cached_tokens_probe)})"
-        )
-    count = int(record.declared.get("drafts", "0"))
-    said = f"{source['drafts']} {f'{count} draft tokens' if count else 'drafts' if drafting else 'no drafts'}"
-    if drafting is not None and probe.speculative is not None and drafting != probe.speculative:
-        seen = "speculative decoding on" if probe.speculative else "no speculative decoding"
-        notes.append(f"{shout} {said}, observed {seen}")
-    elif count and probe.drafts is not None and abs(probe.drafts - count) > DRAFTS_OFF:
-        notes.append(f"{shout} {said}, observed {probe.drafts:.1f} a step")
-    for feature, name, claimed, observed in (
-        ("prefix caching", "caching", caching, probe.prefix_caching),
-        ("speculative decoding", "drafts", drafting, probe.speculative),
-    ):
-        if claimed is not None and observed is None:
-            told = f"declared {record.declared[name]}" if name in record.declared else "as its name says"
-            notes.append(f"arm {record.name}: could not tell whether {feature} is on ({told})")
-    return notes
-
-
-def _on(value: bool) -> str:
-    return "on" if value else "off"
-
-
-def _shown(values: Sequence[int | None]) -> str:
-    return ", ".join("unknown" if value is None else str(value) for value in values)
-
-
-#: Settings that follow from the size of the machine or only name things.
-_ALWAYS_FREE = {"engine", "model_name", "num_gpu_blocks", "num_cpu_blocks"}
-#: Blocks, and with them the pool, come out differently where states of drafts or caches take their share.
-_BLOCKS = {
-    "block_size",
-    "effective_attention_block_size",
-    "hash_block_size",
-    "kv_cache_max_concurrency",
-    "kv_cache_size_tokens",
-    "mamba_block_size",
-    "mamba_page_size_padded",
-    "prefix_match_unit",
-}
-#: Settings that differ of necessity where a declared factor differs.
-_FREE_WITH = {"caching": {"enable_prefix_caching", "mamba_cache_mode"} | _BLOCKS, "drafts": _BLOCKS}
-
-
-def difference_notes(records: Sequence[ArmRecord]) -> list[str]:
-    """Where two arms differ beyond their declared factors: the comparison then measures that too."""
-    notes: list[str] = []
-    # A proxy's settings are its servers'.
-    for one, two in combinations([record for record in records if not record.is_proxy], 2):
-        free = set(_ALWAYS_FREE)
-        for factor, settings in _FREE_WITH.items():
-            if one.declared.get(factor) != two.declared.get(factor):
-                free |= settings
-        found: list[str] = []
-        for name in ("model", "root", "version", "max_model_len"):
-            a, b = getattr(one.probe, name), getattr(two.probe, name)
-            if a != b and a is not None and b is not None:
-                found.append(f"{name} {one_line(a, 80)} / {one_line(b, 80)}")
-        if one.probe.cache_config and two.probe.cache_config:
-            for name in sorted({*one.probe.cache_config, *two.probe.cache_config} - free):
-                a, b = one.probe.cache_config.get(name), two.probe.cache_config.get(name)
-                if a != b:
-                    found.append(f"{one_line(name, 60)} {one_line(a, 60)} / {one_line(b, 60)}")
-        if found:
-            notes.append(f"arms {one.name} / {two.name} differ beyond what is declared: " + "; ".join(found))
-    return notes

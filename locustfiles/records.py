@@ -168,6 +168,9 @@ class ArmProbe(msgspec.Struct, kw_only=True):
     """Draft tokens per decode step, by the server's counters."""
     acceptance_length: float | None = None
     cache_config: dict[str, str] = {}
+    """Labels of ``vllm:cache_config_info``."""
+    server_args: dict[str, str] = {}
+    """Arguments that are not the default ones, from vLLM's log where it is known; without secrets."""
     dropped_fields: list[str] = []
     """Request fields that this server refused (then dropped on every arm)."""
     cache_salt: bool = True

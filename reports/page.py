@@ -174,6 +174,7 @@ def arm_lines(judgement: Judgement) -> list[ArmLine]:
         probe = arm.probe
         facts = {
             "model": probe.model,
+            "loaded from": probe.root if probe.root != probe.model else None,
             "version": probe.version,
             "device": arm.declared.get("device"),
             "context limit": probe.max_model_len,
@@ -185,6 +186,7 @@ def arm_lines(judgement: Judgement) -> list[ArmLine]:
             "fields it refused": ", ".join(probe.dropped_fields),
             "isolation": "cache_salt" if probe.cache_salt else "nonce line",
             "tokens counted by": "/tokenize" if probe.tokenize else "usage",
+            "arguments": ", ".join(f"{name}={value}" for name, value in sorted(probe.server_args.items())),
         }
         lines.append(
             ArmLine(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from locustfiles.arms import Arm, ArmError, parse_arm
-from locustfiles.probe import choose_model, declared_notes, difference_notes, probe_arm, words
+from locustfiles.fingerprint import declared_notes, difference_notes, server_arguments
+from locustfiles.probe import choose_model, probe_arm, words
 from locustfiles.records import ArmProbe, ArmRecord
 from tests.locustfiles.sweep_standin import StandIn, serving
 
@@ -244,3 +247,47 @@ def test_differences_beyond_the_declared_factors() -> None:
     undeclared = [record(arm.name, {}, cache_config=arm.probe.cache_config) for arm in (one, two)]
     (note,) = difference_notes(undeclared)
     assert "enable_prefix_caching True / False" in note
+
+
+ARGUMENTS = (
+    "(APIServer pid=12) INFO 12-01 00:28:17 [api_utils.py:286] non-default args: {'host': '127.0.0.1', "
+    "'port': 8203, 'api_key': ['sk-secret'], 'hf_token': 'hf_x', 'max_num_batched_tokens': 2048, "
+    "'enable_prefix_caching': False, 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}}\n"
+)
+
+
+def test_arguments_come_from_the_log_without_secrets(tmp_path: Path) -> None:
+    log = tmp_path / "arm.log"
+    log.write_text("starting\n" + ARGUMENTS + "(EngineCore pid=3) INFO ready\n")
+    assert server_arguments(log) == {
+        "host": "127.0.0.1",
+        "port": "8203",
+        "max_num_batched_tokens": "2048",
+        "enable_prefix_caching": "False",
+        "speculative_config": "{'method': 'mtp', 'num_speculative_tokens': 3}",
+    }
+    log.write_text("non-default args: {'loader': <object at 0x7f>}\nnothing else\n")
+    assert server_arguments(log) == {}
+    assert server_arguments(tmp_path / "none.log") == {}
+    assert server_arguments(None) == {}
+
+
+def test_arguments_that_differ_beyond_the_declared_factors() -> None:
+    shared = {"max_num_seqs": "64", "max_num_batched_tokens": "8192"}
+    cache = {**shared, "port": "8001", "enable_prefix_caching": "True"}
+    mtp = {
+        **shared,
+        "port": "8002",
+        "enable_prefix_caching": "False",
+        "speculative_config": "{'method': 'mtp'}",
+    }
+    one = record("cache", {"caching": "on", "drafts": "0"}, server_args=cache)
+    two = record("mtp", {"caching": "off", "drafts": "3"}, server_args=mtp)
+    assert difference_notes([one, two]) == []
+    two.probe.server_args["max_num_batched_tokens"] = "2048"
+    del two.probe.server_args["max_num_seqs"]
+    (note,) = difference_notes([one, two])
+    assert note.endswith("declared: max_num_batched_tokens 8192 / 2048; max_num_seqs 64 / default")
+    # The log of the other is not known: nothing is said of its arguments.
+    two.probe.server_args = {}
+    assert difference_notes([one, two]) == []
