@@ -130,6 +130,15 @@ def test_the_probe_finds_what_each_env_file_declares(judged: Judged) -> None:
     }
     assert not [note for note in judged.manifest.notes if "IS NOT WHAT IT SAYS" in note]
     assert not [note for note in judged.manifest.notes if "differ beyond" in note]
+    assert {arm.name: arm.probe.drafts for arm in judged.manifest.arms} == {
+        "plain": None,
+        "cache": None,
+        "mtp": pytest.approx(3, abs=0.2),
+        "both": pytest.approx(3, abs=0.2),
+    }
+    for arm in judged.manifest.arms:
+        assert arm.probe.server_args["max_num_seqs"] == "32"
+        assert (arm.probe.root or "").endswith("tiny-mimo")
 
 
 def test_acceptance_is_the_checkpoints_design(judged: Judged, design: dict[str, Any]) -> None:
