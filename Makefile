@@ -29,10 +29,11 @@ PY := .venv/bin/python
 STAMP := $(shell date -u +%Y%m%dT%H%M%SZ)
 
 # A switch that is said to be off is off.
-override DRY_RUN := $(filter-out 0 no off false,$(DRY_RUN))
-override PROXY := $(filter-out 0 no off false,$(PROXY))
-override SWAP := $(filter-out 0 no off false,$(SWAP))
-override PARALLEL_ARMS := $(filter-out 0 no off false,$(PARALLEL_ARMS))
+OFF := 0 n N no No NO off Off OFF false False FALSE
+override DRY_RUN := $(filter-out $(OFF),$(DRY_RUN))
+override PROXY := $(filter-out $(OFF),$(PROXY))
+override SWAP := $(filter-out $(OFF),$(SWAP))
+override PARALLEL_ARMS := $(filter-out $(OFF),$(PARALLEL_ARMS))
 
 # Everything that a make variable says reaches the shell through the environment, never as shell text.
 export PROFILE ARMS USERS PLAN RUN WORKLOADS REPEATS SESSIONS SEED MODEL CORPUS DRY_RUN PROXY SWAP PARALLEL_ARMS SLO MIX MARGIN

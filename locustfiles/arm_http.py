@@ -27,6 +27,8 @@ MAX_TEXT = 64 * 1024
 #: A large vLLM's /metrics is a few hundred kilobytes.
 MAX_BODY = 16 * 1024 * 1024
 MAX_LINE = 4 * 1024 * 1024
+#: Characters of the longest model name that is taken for one.
+LONGEST_NAME = 300
 
 
 def one_line(text: object, limit: int = 300) -> str:
@@ -34,6 +36,11 @@ def one_line(text: object, limit: int = 300) -> str:
     line = re.sub(r"\s+", " ", str(text)).strip()
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def usable_name(name: object) -> bool:
+    """Whether a server's name for something can be sent, written and shown as it is."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
 @dataclass
@@ -168,8 +175,8 @@ class ArmHttp:
             )
         try:
             entries = response.json()["data"]
-            return [entry for entry in entries if isinstance(entry["id"], str)]
-        except (ValueError, KeyError, TypeError):
+            return [entry for entry in entries if usable_name(entry["id"])]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ArmError(
                 f"arm {self.arm.name}: {url} gives no list of models; is it an OpenAI server?"
             ) from None
@@ -190,7 +197,7 @@ class ArmHttp:
         try:
             response = self._request("GET", server + "/version")
             answer = response.json() if response.status_code == 200 else {}
-        except (ArmError, ValueError):
+        except (ArmError, ValueError, RecursionError):
             return {}
         return answer if isinstance(answer, dict) else {}
 

@@ -67,6 +67,12 @@ def check_parallel(arms: Sequence[Arm]) -> None:
                 f"arm {arm.name} is a proxy: what it loads are other arms; leave out --parallel-arms"
             )
     devices_apart(arms, "--parallel-arms")
+    urls = [arm.url for arm in arms]
+    for arm in arms:
+        if urls.count(arm.url) > 1:
+            raise ArmError(
+                f"--parallel-arms: more than one arm is at {arm.url}; each needs a server of its own"
+            )
 
 
 def check_carried(

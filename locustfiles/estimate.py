@@ -92,7 +92,15 @@ def cell_seconds(cell: CellRecord, speed: Speed) -> float:
     apart = 0.0 if point.lockstep or cell.users == 1 else 0.4
     sessions = cell.sessions + 1 + apart
     busy = session_seconds(point, speed, cell.users) + (point.turns - 1) * cell.pause_s
-    return PROCESS_S + sessions * busy / cell.clock_scale
+    return PROCESS_S + (sessions * busy + seeding_seconds(point, speed)) / cell.clock_scale
+
+
+def seeding_seconds(point: Point, speed: Speed) -> float:
+    """Model seconds of the two requests that seed a shared prefix before all others; the first is cold."""
+    if not point.prefix:
+        return 0.0
+    cold, second = point.prompt_tokens(1) / speed.prefill, prefill_seconds(point, 1, speed, 1)
+    return cold + second + 2 * point.output / decode_rate(speed, 1)
 
 
 def run_seconds(cells: Sequence[CellRecord], seconds: Mapping[str, float], parallel: bool) -> float:

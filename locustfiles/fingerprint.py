@@ -17,11 +17,20 @@ from locustfiles.records import ArmRecord
 
 #: Draft tokens a step may be off from the declared number: the last step of an answer may have fewer.
 DRAFTS_OFF = 0.5
-#: Bytes at the start of a log in which the arguments stand.
+#: Bytes at the start of a log in which the arguments stand, and the longest line of them that is read.
 LOG_HEAD = 256 * 1024
+LONGEST_LINE = 20_000
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})\s*$", re.MULTILINE)
-#: Arguments that are never recorded.
-_SECRET = re.compile(r"(^|_)(api_key|hf_token|password|secret|ssl_\w+)$")
+#: Objects as Python shows them: no literals.
+_OBJECT = re.compile(r"<[^<>'\"]*>")
+#: Names whose values are never recorded, wherever they stand; values that look like secrets by themselves.
+_SECRET_NAME = re.compile(
+    r"(^|[_.\- ])(api_?keys?|keys?|token|secrets?|passw(or)?d|auth|authorization|credentials?|headers?)"
+    r"($|[_.\- ])",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(r"\b(sk|hf|ghp)[-_]\w{6,}|\bbearer\s+\S+|(?<=://)[^/@\s]+@", re.IGNORECASE)
+LEFT_OUT = "(left out)"
 
 
 def server_arguments(log: Path | None) -> dict[str, str]:
@@ -29,18 +38,35 @@ def server_arguments(log: Path | None) -> dict[str, str]:
     if log is None:
         return {}
     try:
+        if not log.is_file():
+            return {}
         with log.open("rb") as file:
             text = file.read(LOG_HEAD).decode("utf-8", errors="replace")
-        found = _ARGUMENTS.findall(text)
-        values = ast.literal_eval(found[-1]) if found else {}
+        lines = [line for line in _ARGUMENTS.findall(text) if len(line) <= LONGEST_LINE]
+        values = _value(ast.parse(_OBJECT.sub("'(object)'", lines[-1]), mode="eval").body) if lines else {}
     except (OSError, ValueError, SyntaxError, MemoryError, RecursionError):
-        # No such log, or a value that is no literal: then nothing is known, which is what {} says.
+        # No such log, or no Python in it: then nothing is known, which is what {} says.
         return {}
-    return {
-        one_line(str(name), 60): one_line(str(value), 200)
-        for name, value in values.items()
-        if not _SECRET.search(str(name))
-    }
+    if not isinstance(values, dict):
+        return {}
+    return {one_line(name, 60): one_line(value, 200) for name, value in values.items()}
+
+
+def _value(node: ast.expr) -> object:
+    """The value of a literal, secrets and whatever is no literal left out."""
+    if isinstance(node, ast.Dict):
+        found: dict[str, object] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = str(_value(key)) if key is not None else "**"
+            found[name] = LEFT_OUT if _SECRET_NAME.search(name) else _value(value)
+        return found
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_value(item) for item in node.elts]
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return "(object)"
+    return _SECRET_VALUE.sub(LEFT_OUT, value) if isinstance(value, str) else value
 
 
 def declared_notes(record: ArmRecord) -> list[str]:

@@ -15,6 +15,7 @@ TAIL_BYTES = 1024 * 1024
 #: dumps with it.
 CAUSE_LINES = 200
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: What loggers put in front: "(EngineCore pid=12) ERROR 11-30 22:21:54 [core.py:90] ".
 _PREFIX = re.compile(r"^(\([^)]*pid=\d+\) ?)?([A-Z]+ [\d-]+ [\d:,.]+ (\[[^\]]*\] ?)?)?")
 #: An exception's own line: "torch.OutOfMemoryError: …".
@@ -41,13 +42,15 @@ def log_reason(path: Path) -> str:
     points to another where there is nothing better; else the last line.
     """
     try:
+        if not path.is_file():
+            return ""
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    lines = [line for raw in text.splitlines() if (line := _PREFIX.sub("", raw)).strip()]
+    lines = [line for raw in text.splitlines() if (line := _PREFIX.sub("", _COLOUR.sub("", raw))).strip()]
     telling = [(index, line) for index, line in enumerate(lines) if not _POINTER.search(line)]
     exceptions = [(index, line) for index, line in telling if _EXCEPTION.match(line)]
     deaths = [(index, line) for index, line in telling if _DEATH.search(line)]

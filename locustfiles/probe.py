@@ -20,6 +20,8 @@ from locustfiles.fingerprint import server_arguments
 from locustfiles.records import ArmProbe
 
 DEFAULT_BLOCK = 16
+#: Tokens; a server that claims more does not know what it says.
+LARGEST_BLOCK = 65_536
 #: Longer than two of the largest blocks known (hybrid models, 1600 tokens), where the size is not told; and
 #: long enough for a prefill rate that is not all overhead.
 SHORTEST_PROMPT = 8192
@@ -143,21 +145,20 @@ def _probe(
     model = choose_model(arm.name, listed, wanted)
     version = http.version()
     simulated = version.get("simulated") is True
-    scale = version.get("clock_scale")
     probe = ArmProbe(
         models=listed,
         model=model,
-        version=version["version"] if isinstance(version.get("version"), str) else None,
+        version=one_line(version["version"], 80) if isinstance(version.get("version"), str) else None,
         simulated=simulated,
-        clock_scale=float(scale) if simulated and isinstance(scale, int | float) and scale > 0 else 1.0,
+        clock_scale=_scale(version.get("clock_scale")) if simulated else 1.0,
         tokenize=http.tokenizes(model),
         server_args=server_arguments(arm.log),
     )
     for entry in entries:
-        if entry["id"] == model and isinstance(entry.get("max_model_len"), int):
+        if entry["id"] == model and type(entry.get("max_model_len")) is int:
             probe.max_model_len = entry["max_model_len"]
         if entry["id"] == model and isinstance(entry.get("root"), str):
-            probe.root = entry["root"]
+            probe.root = one_line(entry["root"], 200)
     before = http.metrics()
     probe.cache_config = _cache_config(before)
     probe.block_size = _block_size(before)
@@ -175,10 +176,15 @@ def _probe(
     return probe, notes
 
 
+def _scale(value: object) -> float:
+    """A simulator's clock scale, 1 where it is nothing that a clock could have."""
+    return float(value) if isinstance(value, int | float) and 0 < value <= 1000 else 1.0
+
+
 def _cache_config(readings: Sequence[Metrics | None]) -> dict[str, str]:
     for reading in readings:
         if reading is not None and (labels := reading.labels("vllm:cache_config_info")):
-            return labels
+            return {one_line(name, 60): one_line(value, 200) for name, value in labels.items()}
     return {}
 
 
@@ -189,6 +195,7 @@ def _block_size(readings: Sequence[Metrics | None]) -> int | None:
         for reading in readings
         if reading is not None
         and (size := reading.labels("vllm:cache_config_info").get("block_size", "")).isdecimal()
+        and 0 < int(size[:8]) <= LARGEST_BLOCK
     ]
     return max(sizes, default=None)
 

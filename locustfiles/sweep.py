@@ -126,6 +126,7 @@ def choose_arms(text: str) -> list[Arm]:
 def dry_run(args: argparse.Namespace, plan: Plan) -> int:
     """Print the cells with their expected times; arms are probed where they answer."""
     records: list[ArmRecord] = []
+    arms: list[Arm] = []
     try:
         arms = choose_arms(args.arms)
         order = [arm.name for arm in arms]
@@ -134,6 +135,8 @@ def dry_run(args: argparse.Namespace, plan: Plan) -> int:
     except ArmError as error:
         order = [arm.name for arm in parse_arms(args.arms)] or ["cache", "mtp"]
         basis = f"nominal speeds, real time ({one_line(error, 160)})"
+    if args.parallel_arms and arms:
+        devices.check_parallel(arms)
     together = len(order) if args.parallel_arms else 1
     cells, speeds, notes = lay_out(plan, order, records, args.clock_scale, together=together)
     seconds = {cell.id: estimate.cell_seconds(cell, speeds[cell.arm]) for cell in cells}
@@ -157,7 +160,7 @@ def sweep(args: argparse.Namespace, **stand_ins: Any) -> int:
         sessions=args.sessions,
         seed=args.seed,
     )
-    if args.parallel_arms:
+    if args.parallel_arms and not args.dry_run:
         # Before servers start; how many arms there will be is known when they have started.
         most = max(cell.users for cell in expand(plan, ["any"]))
         devices.check_carried(max(2, len(args.arms.split())), most, *certificate(host_facts()["id"]))

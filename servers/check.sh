@@ -18,18 +18,22 @@ if [ $# -eq 0 ]; then
 fi
 choose_arms "$@"
 
-# The vllm command that launch.sh would take: Python lies beside it.
+# The vllm command that launch.sh would take.
 vllm=$ROOT/.venv/bin/vllm
 [ -x "$vllm" ] || vllm=vllm
 vllm=$(command -v "${FACEOFF_VLLM:-$vllm}" || true)
+[ -n "$vllm" ] || [ -z "${FACEOFF_VLLM-}" ] || fail "no vllm command $FACEOFF_VLLM (FACEOFF_VLLM)"
+# Its first line names the Python that runs it.
+[ -z "$vllm" ] || vllm=$(head -n 1 "$vllm" | LC_ALL=C tr -d '\000' | sed -n 's/^#! *\([^ ]*\).*/\1/p')
 python=""
-for candidate in ${FACEOFF_VLLM_PYTHON:+"$FACEOFF_VLLM_PYTHON"} ${vllm:+"$(dirname "$vllm")/python"} \
+for candidate in ${FACEOFF_VLLM_PYTHON:+"$FACEOFF_VLLM_PYTHON"} ${vllm:+"$vllm"} \
     "$ROOT/.venv-cpu/bin/python"; do
     if "$candidate" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("vllm") is None)' 2>/dev/null; then
         python=$candidate
         break
     fi
 done
+[ -z "$python" ] || say "asking the vLLM of $python"
 [ -n "$python" ] || fail "no vLLM to ask: bash servers/setup_cpu.sh installs the CPU build, or set FACEOFF_VLLM_PYTHON"
 
 bad=0

@@ -38,6 +38,7 @@ usage_error() { # message: the user asked for something that is not there, exit 
 # Sets PROFILE (the name of the state folder), PROFILE_DIR, STATE. A name with a slash is the user's own folder;
 # its state folder carries a checksum of the path, so that two folders of one name never share pid files.
 find_profile() { # profile
+    PROFILE_NAMED=$1
     case $1 in
     */*)
         [ -d "$1" ] || usage_error "no profile folder $1"
@@ -147,7 +148,7 @@ arm_spec() ( # arm: prints name=url;caching=…;drafts=…;device=…;log=… of
     [ -z "${CACHING-}" ] || spec="$spec;caching=$CACHING"
     [ -z "${DRAFTS-}" ] || spec="$spec;drafts=$DRAFTS"
     # A running arm is where it was started, whatever is said now.
-    ! arm_alive "$1" || DEVICE=$PLACED
+    ! arm_alive "$1" || DEVICE=${PLACED:-${DEVICE-}}
     [ -z "${DEVICE-}" ] || spec="$spec;device=$DEVICE"
     case $log in
     *[[:space:]\;]*) ;; # a path that would break the spec apart
@@ -162,7 +163,7 @@ config_checksum() { # arm: changes when what would be started changes
         arm_field "$1" DEVICE
         # What a caller may set beside the files.
         printf '%s\n' "${FACEOFF_CHECKPOINT-}" "${FACEOFF_VLLM-}" "${SERVED_NAME-}" "${CORES-}" "${KV_GIB-}" \
-            "${CALIBRATION-}" "${SEED-}"
+            "${CALIBRATION-}" "${SEED-}" "${FACEOFF_HOST-}"
         [ "$PROFILE" != proxy ] || printf '%s' "${FACEOFF_BACKENDS-}"
     } | cksum | cut -d' ' -f1
 }
@@ -288,7 +289,7 @@ await_arms() { # arms…
 claim_devices() { # arms about to start…
     local arm other device devices="" owners=""
     for other in $(arm_names); do
-        ! arm_alive "$other" || owners="$owners $PLACED=$other"
+        ! arm_alive "$other" || owners="$owners ${PLACED:-$(arm_field "$other" DEVICE)}=$other"
     done
     for arm in "$@"; do
         device=$(arm_field "$arm" DEVICE)
@@ -319,7 +320,7 @@ bring_up() { # arms…
             read_pid_file "$arm"
             if [ "$CONFIG" != "$(config_checksum "$arm")" ]; then
                 say "warning: $arm runs with other settings than $arm.env, launch.sh and the environment say now;" \
-                    "servers/down.sh $PROFILE $arm, then start again"
+                    "servers/down.sh $PROFILE_NAMED $arm, then start again"
             fi
             ;;
         dead)

@@ -38,6 +38,7 @@ QUIET = "(APIServer pid=12) INFO 11-30 22:00:00 [loggers.py:1] Avg prompt throug
         # Killed from outside: the notice is all there is, and an exception of long ago is not its cause.
         (QUIET + GONE + "\n" + POINTED, "MPClient: engine core exited unexpectedly"),
         (STALE + QUIET * 300 + GONE + "\n" + POINTED, "MPClient: engine core exited unexpectedly"),
+        ("\x1b[31mValueError: red\x1b[0m\nerror in passing\n", "ValueError: red"),
         ("loading\nValueError: no such model\n", "ValueError: no such model"),
         ("vllm: error: unrecognized arguments: --nope\n", "vllm: error: unrecognized arguments: --nope"),
         ("bash: line 1: 7 Killed                  python server.py\nbye\n", "bash: line 1: 7 Killed"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from locustfiles.arm_http import usable_name
 from locustfiles.arms import Arm, ArmError, parse_arm
 from locustfiles.fingerprint import declared_notes, difference_notes, server_arguments
 from locustfiles.probe import choose_model, probe_arm, words
@@ -262,14 +263,44 @@ def test_arguments_come_from_the_log_without_secrets(tmp_path: Path) -> None:
     assert server_arguments(log) == {
         "host": "127.0.0.1",
         "port": "8203",
+        "api_key": "(left out)",
+        "hf_token": "(left out)",
         "max_num_batched_tokens": "2048",
         "enable_prefix_caching": "False",
         "speculative_config": "{'method': 'mtp', 'num_speculative_tokens': 3}",
     }
-    log.write_text("non-default args: {'loader': <object at 0x7f>}\nnothing else\n")
-    assert server_arguments(log) == {}
+    log.write_text("non-default args: {'loader': <object at 0x7f>, 'port': 8, 'mode': Mode.FAST}\nmore\n")
+    assert server_arguments(log) == {"loader": "(object)", "port": "8", "mode": "(object)"}
+    for odd in ("{1, 2}", "{[1]: 2}", "{'a'", "{" + "[" * 9000 + "}", "{**{}}"):
+        log.write_text(f"non-default args: {odd}\n")
+        assert set(server_arguments(log).values()) <= {"2", "{}"}
+    assert server_arguments(tmp_path) == {}
     assert server_arguments(tmp_path / "none.log") == {}
     assert server_arguments(None) == {}
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "'API_KEY': 'topsecret'",
+        "'api-keys': ['topsecret']",
+        "'token': 'topsecret'",
+        "'auth_token': 'topsecret'",
+        "'loader': {'extra': [{'secret_key': 'topsecret'}]}",
+        "'headers': {'X': 'topsecret'}",
+        "'extra': {'Authorization': 'Bearer topsecret'}",
+        "'note': 'Bearer topsecret'",
+        "'endpoint': 'https://user:topsecret@host/path'",
+        "'speculative_config': {'method': 'mtp', 'hf_token': 'topsecret'}",
+        "'plain': 'sk-topsecret'",
+    ],
+)
+def test_no_secret_of_an_arguments_line_is_kept(tmp_path: Path, argument: str) -> None:
+    log = tmp_path / "arm.log"
+    log.write_text(f"non-default args: {{'port': 8203, {argument}, 'max_num_batched_tokens': 2048}}\n")
+    found = server_arguments(log)
+    assert "topsecret" not in str(found)
+    assert (found["port"], found["max_num_batched_tokens"]) == ("8203", "2048")
 
 
 def test_arguments_that_differ_beyond_the_declared_factors() -> None:
@@ -291,3 +322,16 @@ def test_arguments_that_differ_beyond_the_declared_factors() -> None:
     # The log of the other is not known: nothing is said of its arguments.
     two.probe.server_args = {}
     assert difference_notes([one, two]) == []
+
+
+@pytest.mark.parametrize(("name", "good"), [("m", True), ("a/b-7B", True), ("", False), ("x" * 301, False)])
+def test_names_that_can_be_used(name: str, good: bool) -> None:
+    assert usable_name(name) is good
+    for odd in (f"{name}\ud800", f"{name}\x1b[31m", None, 7):
+        assert not usable_name(odd)
+
+
+def test_a_block_size_that_cannot_be_is_unknown() -> None:
+    with serving(StandIn(config={"block_size": "9" * 20})) as server:
+        probe, _ = probe_arm(parse_arm(f"a={server.url}"))
+    assert probe.block_size is None

@@ -104,6 +104,11 @@ def test_without_a_self_test_it_is_refused(place: Path, capsys: pytest.CaptureFi
     assert "make selftest first" in capsys.readouterr().err
 
 
+def test_one_server_is_not_two_arms() -> None:
+    with pytest.raises(ArmError, match="more than one arm is at http://h:1"):
+        check_parallel(parse_arms("a=http://h:1;device=x b=http://h:1/v1;device=y"))
+
+
 def test_a_proxy_loads_the_others() -> None:
     arms = parse_arms("a=http://h:1;device=x p=http://h:2;device=y;metrics=http://h:1")
     with pytest.raises(ArmError, match="arm p is a proxy"):
