@@ -1,11 +1,13 @@
 """Servers for the client's tests: real sockets on loopback, scripted byte by byte."""
 
+import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +117,13 @@ def plain() -> Iterator[str]:
     """URL of a simulator without prefix caching."""
     with simulator("--no-enable-prefix-caching") as (url, _):
         yield url
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A folder to work in with the test file's PLAN as plan.toml, and no knobs in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("FACEOFF_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "plan.toml").write_text(request.module.PLAN, encoding="utf-8")
+    return tmp_path

@@ -26,16 +26,6 @@ points = ["context=64,growth=32,output=8"]
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, without knobs in the environment."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("FACEOFF_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
-    return tmp_path
-
-
 def run(*argv: str, mode: str = "ok") -> int:
     return sweep.main(["--plan", "plan.toml", *argv], command=fake_command(mode), measure=fake_tables)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -37,16 +36,12 @@ def meeting(run: Run, cell: CellRecord) -> list[str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a plan and a self-test that carried 4 streams."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("FACEOFF_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
-    (tmp_path / "results").mkdir()
+def place(place: Path) -> Path:
+    """With a self-test that carried 4 streams."""
+    (place / "results").mkdir()
     proof = PROOF | {"host": {"id": host_facts()["id"]}}
-    (tmp_path / "results/selftest.json").write_text(json.dumps(proof), encoding="utf-8")
-    return tmp_path
+    (place / "results/selftest.json").write_text(json.dumps(proof), encoding="utf-8")
+    return place
 
 
 def run(*argv: str, devices: tuple[str, str] = ("gpu0", "gpu1"), command=meeting) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,6 @@ sessions = 1
 workload = "single_turn"
 points = ["prompt=64,output=8"]
 """
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, without knobs in the environment."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("FACEOFF_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
-    return tmp_path
 
 
 def run(arms: str, *argv: str, mode: str = "ok") -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,11 @@ MOVE = "sh -c 'echo $0 $1 $FACEOFF_DEVICE_CACHE $FACEOFF_DEVICE_MTP >> moves'"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, and what a launcher that started both arms leaves in the environment."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("FACEOFF_")]:
-        monkeypatch.delenv(name)
+def place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With what a launcher that started both arms leaves in the environment."""
     monkeypatch.setenv("FACEOFF_RESTART", MOVE)
     monkeypatch.setenv("FACEOFF_STARTED", "cache mtp")
-    (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
-    return tmp_path
+    return place
 
 
 def run(*argv: str, devices: tuple[str, str] = ("gpu0", "gpu1")) -> int:
