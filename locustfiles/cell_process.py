@@ -76,8 +76,9 @@ class _Child:
                 return
             timed_out = True
             self.stop(stop_s)
+        else:
+            self._clear()
         self.end = CellEnd(self.process.returncode, timed_out, time.monotonic() - self.begun)
-        self._clear()
 
     def stop(self, stop_s: float) -> None:
         """End the process and its group: SIGTERM, and SIGKILL where that does not do.

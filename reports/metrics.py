@@ -148,34 +148,27 @@ def usage_hit_rate(rows: Iterable[Attempt]) -> float | None:
     return sum(row.cached_tokens or 0 for row in good) / sum(row.prompt_tokens or 0 for row in good)
 
 
-def counter_hit_rate(server: ServerSeries) -> float | None:
-    """Prefix-cache hits / queries (tokens) by the server's counters over the cell, its warm-up included."""
-    hits, queries = server.increase("vllm:prefix_cache_hits"), server.increase("vllm:prefix_cache_queries")
-    return hits / queries if hits is not None and queries else None
-
-
-def hit_rate(cell: Cell, turn: int | None = None) -> float | None:
-    """Share of prompt tokens that came from the prefix cache: by usage where it tells, else by the server."""
-    found = usage_hit_rate(of_turn(cell.measured, turn))
-    return counter_hit_rate(cell.server) if found is None and turn is None else found
-
-
-def pooled_hit_rate(cells: Sequence[Cell]) -> float | None:
-    """Cached / prompt tokens over all of ``cells``, as a server's counters over a whole run would have it.
-
-    By usage where every attempt tells, else by the servers' counters; None if neither knows for every cell.
-    """
-    told = usage_hit_rate(row for cell in cells for row in cell.measured)
-    if told is not None:
-        return told
+def counter_hit_rate(servers: Sequence[ServerSeries]) -> float | None:
+    """Prefix-cache hits / queries (tokens) by the servers' counters, warm-up included."""
     counted = [
-        (cell.server.increase("vllm:prefix_cache_hits"), cell.server.increase("vllm:prefix_cache_queries"))
-        for cell in cells
+        (server.increase("vllm:prefix_cache_hits"), server.increase("vllm:prefix_cache_queries"))
+        for server in servers
     ]
     queries = sum(asked or 0 for _, asked in counted)
     if not queries or any(hits is None or asked is None for hits, asked in counted):
         return None
     return sum(hits or 0 for hits, _ in counted) / queries
+
+
+def hit_rate(cell: Cell, turn: int | None = None) -> float | None:
+    """Share of prompt tokens that came from the prefix cache: by usage where it tells, else by the server."""
+    return pooled_hit_rate([cell]) if turn is None else usage_hit_rate(of_turn(cell.measured, turn))
+
+
+def pooled_hit_rate(cells: Sequence[Cell]) -> float | None:
+    """The same over all of ``cells``, tokens summed, as a server's counters over the run would have it."""
+    told = usage_hit_rate(row for cell in cells for row in cell.measured)
+    return counter_hit_rate([cell.server for cell in cells]) if told is None else told
 
 
 def acceptance_length(cell: Cell) -> float | None:

@@ -97,6 +97,8 @@ choose_arms() { # arms…
     [ -n "${ARMS// /}" ] || usage_error "profile $PROFILE has no arms: no .env file in $PROFILE_DIR"
 }
 
+arm_suffix() { printf '%s' "$1" | tr 'a-z-' 'A-Z_'; } # arm: as the names of its environment variables end
+
 # Puts an arm's variables into the environment of the (sub)shell that calls it. What the caller's own
 # environment happens to call PORT or HOST must not move a server; FACEOFF_HOST is the way to say it.
 load_arm() { # arm
@@ -109,7 +111,7 @@ load_arm() { # arm
     . "$PROFILE_DIR/$1.env"
     set +a
     # FACEOFF_DEVICE_CACHE=gpu1 puts arm cache on another device than its file says: for a swap control.
-    moved=FACEOFF_DEVICE_$(printf '%s' "$1" | tr 'a-z-' 'A-Z_')
+    moved=FACEOFF_DEVICE_$(arm_suffix "$1")
     DEVICE=${!moved:-${DEVICE-}}
     HEALTH=${HEALTH:-/health}
     export ARM HOST DEVICE
@@ -227,7 +229,7 @@ start_arm() { # arm
         load_arm "$arm"
         export FACEOFF_TOKEN="$token"
         # The key that the load will send to this arm is the one that it asks for.
-        own_key=FACEOFF_API_KEY_$(printf '%s' "$arm" | tr 'a-z-' 'A-Z_')
+        own_key=FACEOFF_API_KEY_$(arm_suffix "$arm")
         [ "$PROFILE" = proxy ] || [ -z "${!own_key-}" ] || export FACEOFF_API_KEY="${!own_key}"
         cd "$ROOT" || exit 1
         exec "$FACEOFF_PYTHON" -c "$DETACH" bash "$PROFILE_DIR/launch.sh"

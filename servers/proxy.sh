@@ -62,7 +62,7 @@ done
 FACEOFF_ARMS=$FACEOFF_BACKENDS
 for arm in $ARMS; do
     FACEOFF_ARMS="$FACEOFF_ARMS $(arm_spec "$arm");metrics=${metrics#,}"
-    suffix=$(printf '%s' "$arm" | tr 'a-z-' 'A-Z_')
+    suffix=$(arm_suffix "$arm")
     export "FACEOFF_API_KEY_$suffix=$(cat "$STATE/master-key")"
     # A proxy is of another profile than the arms behind it, whose launcher may have set FACEOFF_RESTART.
     export "FACEOFF_RESTART_$suffix=bash $(printf '%q' "$ROOT/servers/restart.sh") proxy"

@@ -85,7 +85,7 @@ import sys
 from pathlib import Path
 from locustfiles.cell_process import CellStart, run_cells
 folder, limit = Path(sys.argv[1]), float(sys.argv[2])
-stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done"
+stubborn = "trap 'echo > asked' TERM; echo $$ > pid; while :; do sleep 0.05; done"
 starts = [CellStart(["sh", "-c", f"cd {folder}/{n}; {stubborn}"], folder / n, limit) for n in "ab"]
 run_cells(starts, stop_s=600)
 """
@@ -98,13 +98,14 @@ def test_a_second_interruption_leaves_nothing_behind(tmp_path: Path, limit: str)
     for name in "ab":
         (tmp_path / name).mkdir()
         pids.append(tmp_path / name / "pid")
+    asked = [tmp_path / name / "asked" for name in "ab"]
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), limit]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         _await(lambda: all(pid.exists() and pid.read_text() for pid in pids))
         if limit == "1":
-            time.sleep(1.5)  # the time limit of the cells, and some more: nothing else tells that it is over
+            _await(lambda: any(path.exists() for path in asked))  # a cell is past its time and asked to end
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)  # two signals at once count as one
+        _await(lambda: all(path.exists() for path in asked))  # the interruption has reached both
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in stderr
