@@ -19,17 +19,17 @@ def new_run_folder() -> Path:
     return Path("results") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-adhoc"
 
 
-def write_manifest(run: Path, options: CellOptions, cells: Iterable[Cell]) -> None:
+def write_manifest(run: Path, options: CellOptions, cells: Iterable[Cell], simulated: bool) -> None:
     """Write the manifest of a run by hand and point ``results/latest`` to it.
 
-    The arm was not probed: what it is stays unknown, and the reports say so.
+    The arm was not probed: what it is stays unknown, and the reports say so; ``simulated`` is what it says
+    of itself.
 
     Raises:
         OSError: if it cannot be written.
     """
     listed = list(cells)
     first = listed[0]
-    simulated = first.clock.scale != 1.0
     probe = ArmProbe(
         models=[first.model], model=first.model, simulated=simulated, clock_scale=first.clock.scale
     )

@@ -94,7 +94,8 @@ class Runtime:
                 )
             self.cells = cells
             if options.cell_dir is None:
-                write_manifest(run, options, cells.values())
+                simulated = _version(options).get("simulated") is True
+                write_manifest(run, options, cells.values(), simulated)
                 self._adhoc_run = run
         except SetupError:
             raise
@@ -187,12 +188,17 @@ class _ServerFacts:
 
     @staticmethod
     def _clock_scale(options: CellOptions) -> float:
-        try:
-            facts = _get(options, "/version").json()
-        except ValueError:
-            return 1.0
-        scale = facts.get("clock_scale") if isinstance(facts, dict) else None
+        scale = _version(options).get("clock_scale")
         return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
+
+
+def _version(options: CellOptions) -> dict[str, Any]:
+    """``/version`` of vLLM and the simulator, {} where there is none."""
+    try:
+        facts = _get(options, "/version").json()
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _get(options: CellOptions, path: str) -> requests.Response:

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from locustfiles.records import Done, Manifest, ServerSample, read_csv, read_json
-from tests.locustfiles.cells import ROOT, free_port, locust_counts, rows_of, run_cell, wait_until
+from tests.locustfiles.cells import ROOT, free_port, locust_counts, rows_of, run_cell, simulator, wait_until
 
 SMALL = {
     "single_turn": ("prompt=256,output=32", 1),
@@ -129,13 +129,20 @@ def test_open_loop_starts_when_planned_whatever_the_server_does(cached, plain, t
     assert all(r.ttft_ms < r.first_token_ms - r.intended_ms for r in starved[4:])
 
 
-def test_web_ui_loads_the_picked_scenario_and_leaves_a_run_folder(cached, tmp_path):
+@pytest.fixture
+def real_time():
+    """A simulator whose clock is the wall's: only what it says of itself tells that it is none."""
+    with simulator("--clock-scale", "1") as (url, _):
+        yield url
+
+
+def test_web_ui_loads_the_picked_scenario_and_leaves_a_run_folder(real_time, tmp_path):
     port = free_port()
     command = [
         *(sys.executable, "-m", "locust", "-f", f"{ROOT}/locustfiles/single_turn.py"),
         *(
             "--host",
-            cached,
+            real_time,
             "--web-host",
             "127.0.0.1",
             "--web-port",
@@ -158,7 +165,7 @@ def test_web_ui_loads_the_picked_scenario_and_leaves_a_run_folder(cached, tmp_pa
 
             wait_until(answers, "web UI")
             started = requests.post(
-                f"{ui}/swarm", data={"user_count": 3, "spawn_rate": 3, "host": cached}, timeout=30
+                f"{ui}/swarm", data={"user_count": 3, "spawn_rate": 3, "host": real_time}, timeout=30
             )
             assert started.json()["success"], started.text
 
@@ -174,7 +181,9 @@ def test_web_ui_loads_the_picked_scenario_and_leaves_a_run_folder(cached, tmp_pa
         finally:
             process.terminate()
     run = done_file.parents[2]
-    assert read_json(run / "manifest.json", Manifest).plan == "adhoc"
+    manifest = read_json(run / "manifest.json", Manifest)
+    assert manifest.plan == "adhoc"
+    assert manifest.simulated
     judged = subprocess.run(
         [sys.executable, "-m", "reports", str(run)], cwd=ROOT, capture_output=True, text=True
     )
