@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from statistics import median
 from typing import NamedTuple, TypeVar
 
 from locustfiles.corpus import Line, Topic
@@ -200,13 +201,17 @@ class _Deck:
 
 
 def settle(write: Callable[[int, int], T], count: Callable[[T], int], budget: int, target: int) -> T:
-    """``write(budget, variant)`` such that it counts ``target`` tokens, for tokenizers whose counts do not
-    add up: the budget is corrected by what was missing, and each variant ends differently.
+    """``write(budget, variant)`` such that it counts ``target`` tokens, where counts do not add up.
+
+    Each variant ends differently, and each try tells a budget that would have been right for it. The next one
+    gets their median: following the last one alone wanders about as far as variants differ, and may miss for
+    long.
 
     Raises:
         ValueError: if none was found.
     """
     problem = ""
+    right: list[int] = []
     for variant in range(TRIES):
         try:
             text = write(budget, variant)
@@ -217,7 +222,8 @@ def settle(write: Callable[[int, int], T], count: Callable[[T], int], budget: in
         missing = target - count(text)
         if missing == 0:
             return text
-        budget += missing
+        right.append(budget + missing)
+        budget = round(median(right))
     raise ValueError(
         f"no text of exactly {target} tokens was found in {TRIES} tries{problem}; ask for a few more"
     )
